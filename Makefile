@@ -1,0 +1,46 @@
+# `make help` lists the targets. The environment in .venv is made on demand and
+# made again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+STAMP := .venv/.installed
+BENCHMARKS := $(sort $(filter-out %/__init__.py %/__main__.py,$(wildcard benchmarks/*.py)))
+
+# Several processes with several threads each are slower than one thread each.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP)  ## Find the groups of a small federation and train a model for each
+	$(BIN)/python examples/quickstart.py
+
+test: $(STAMP)  ## Run the tests and the examples in the docstrings
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(STAMP)  ## Check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src/coterie
+
+bench: $(STAMP)  ## Run every script in benchmarks/
+	@if [ -z "$(BENCHMARKS)" ]; then echo "There are no benchmarks yet."; fi
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(STAMP)  ## Build the documentation into docs/_build/html
+	@if [ ! -f docs/conf.py ]; then echo "There is no docs/conf.py yet."; else \
+		$(BIN)/pip install --quiet -c constraints.txt -e ".[docs]" && \
+		$(BIN)/python -m sphinx -W -b html docs docs/_build/html; fi
+
+clean:  ## Remove the environment and everything that was built
+	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

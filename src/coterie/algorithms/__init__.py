@@ -1,0 +1,8 @@
+"""The methods, one file each; importing this package lists them all."""
+
+from coterie.algorithms.clove import CLoVE
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.ifca import IFCA
+from coterie.algorithms.local_only import LocalOnly
+
+__all__ = ["IFCA", "CLoVE", "FedAvg", "LocalOnly"]

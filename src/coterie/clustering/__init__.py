@@ -1,0 +1,6 @@
+"""Mathematics of clustering: tensors in, tensors out.
+
+Import from the modules: `labels` (numbering and means), `kmeans`, `hierarchical` (Ward),
+`choose_k` (how many clusters), `matching` (clusters to models), `evidence` (where a new row
+belongs, and whether it belongs anywhere). Everything is computed in float64 on the CPU.
+"""

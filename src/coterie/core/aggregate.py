@@ -1,0 +1,148 @@
+"""Where client updates become models: weights, groups, empty groups, broken replies."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.core.errors import TaskError
+from coterie.core.tree import Tree, leaves, rebuild
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Average one leaf (or subtree) of the replies on the way in.
+
+    Parameters
+    ----------
+    leaf
+        Name in the reply of what is averaged.
+    around
+        The models as they were: a tree, or a bank where there are groups. A group nobody trained
+        keeps its row, bit for bit.
+    by
+        Group of each client: a name in the reply, or a tensor with an entry per client asked.
+    weight
+        Name in the reply of the clients' weights; None: all alike.
+    slots
+        Each client replies with one value per row of the bank, and one weight per row.
+    """
+
+    leaf: str
+    around: Tree
+    by: str | Tensor | None = None
+    weight: str | None = None
+    slots: bool = False
+
+
+class Sums:
+    """The running sums of one `Mean`, in double precision, so that chunks do not matter."""
+
+    def __init__(self, mean: Mean, owner: str) -> None:
+        self.mean, self.owner = mean, owner
+        self.bank = mean.slots or mean.by is not None
+        self.around = leaves(mean.around)
+        self.rows = len(self.around[0]) if self.bank and self.around else 1
+        self.sums: list[Tensor] = [
+            torch.zeros(
+                leaf.shape if self.bank else (1, *leaf.shape),
+                dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype,
+                device=leaf.device,
+            )
+            for leaf in self.around
+        ]
+        device = self.around[0].device if self.around else None
+        self.weights = torch.zeros(self.rows, dtype=torch.float64, device=device)
+        self.first = torch.full((self.rows,), torch.iinfo(torch.int64).max, device=device)
+        self.broken = 0
+
+    def add(self, reply: dict[str, Tree], position: Tensor) -> None:
+        """Fold the replies of some clients in; `position` is their place among those asked."""
+        mean = self.mean
+        for name in (mean.leaf, mean.weight, mean.by):
+            if isinstance(name, str) and name not in reply:
+                raise TaskError(
+                    f"{self.owner}: Mean needs '{name}' in the reply. Got: {', '.join(reply)}."
+                )
+        values = leaves(reply[mean.leaf])
+        m = len(position)
+        weight = (
+            torch.ones(m, dtype=torch.float64, device=position.device)
+            if mean.weight is None
+            else reply[mean.weight].double()
+        )
+        if mean.slots:
+            weight = weight.reshape(m, -1).expand(m, self.rows)
+        finite = torch.isfinite(weight.reshape(m, -1).sum(1))
+        for leaf in values:
+            if leaf.is_floating_point():
+                finite = finite & torch.isfinite(leaf.reshape(m, -1).sum(1))
+        if not bool(finite.all()):
+            self.broken += int((~finite).sum())
+            values = [leaf[finite] for leaf in values]
+            weight, position = weight[finite], position[finite]
+        group = self._groups(reply, position, finite)
+        if mean.slots:
+            self.weights += weight.sum(0)
+        else:
+            self.weights.index_add_(0, group, weight)
+        contributes = (weight.sum(1) if mean.slots else weight) > 0
+        for total, leaf in zip(self.sums, values, strict=True):
+            if not leaf.is_floating_point():
+                self._keep_first(total, leaf, group, position, contributes)
+            elif mean.slots:
+                total += torch.einsum("mk,mk...->k...", weight, leaf.double())
+            else:
+                scaled = leaf.double() * weight.reshape(-1, *(1,) * (leaf.ndim - 1))
+                total.index_add_(0, group, scaled)
+        for row, place in zip(
+            group[contributes].tolist(), position[contributes].tolist(), strict=True
+        ):
+            self.first[row] = min(int(self.first[row]), place)
+
+    def _groups(self, reply: dict[str, Tree], position: Tensor, finite: Tensor) -> Tensor:
+        by = self.mean.by
+        if by is None:
+            return torch.zeros_like(position)
+        return (reply[by][finite] if isinstance(by, str) else by[position]).long()
+
+    def _keep_first(
+        self, total: Tensor, leaf: Tensor, group: Tensor, position: Tensor, counts: Tensor
+    ) -> None:
+        """Integers (counters) are not averaged: the first contributor's value stands."""
+        for i in torch.nonzero(counts).flatten().tolist():
+            if self.mean.slots:
+                rows = slice(None) if int(position[i]) < int(self.first[0]) else slice(0, 0)
+                total[rows] = leaf[i][rows]
+            elif int(position[i]) < int(self.first[group[i]]):
+                total[group[i]] = leaf[i]
+                self.first[group[i]] = position[i]
+
+    def result(self) -> Tree:
+        """The means; rows without weight as they were."""
+        if self.broken:
+            warnings.warn(
+                f"{self.owner}: {self.broken} replies were not finite and were left out of the mean "
+                f"of '{self.mean.leaf}'.",
+                stacklevel=3,
+            )
+        trained = self.weights > 0
+        out = []
+        for old, total in zip(self.around, self.sums, strict=True):
+            kept = old if self.bank else old.unsqueeze(0)
+            shape = (-1, *(1,) * (kept.ndim - 1))
+            if old.is_floating_point():
+                divisor = torch.where(trained, self.weights, 1.0).reshape(shape)
+                total = (total / divisor).to(old.dtype)
+            new = torch.where(trained.reshape(shape), total, kept)
+            out.append(new if self.bank else new.squeeze(0))
+        return rebuild(self.mean.around, out)
+
+
+def as_means(reduce: Mean | Sequence[Mean] | None) -> tuple[Mean, ...]:
+    """None, one or several, as a tuple."""
+    if reduce is None:
+        return ()
+    return (reduce,) if isinstance(reduce, Mean) else tuple(reduce)

@@ -1,0 +1,165 @@
+"""What a method is, and the list of those that exist."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from coterie.core.client import Client, task
+from coterie.core.config import check_fields
+from coterie.core.errors import ConfigError, unknown
+from coterie.core.federation import Federation
+from coterie.core.tree import Ids, Tree
+
+
+class Fill(NamedTuple):
+    """Marks a state field with one entry per client, and what late joiners start with."""
+
+    value: float
+
+
+PerClient: TypeAlias = Annotated[Tensor, Fill(-1)]
+"""A state field indexed by client id; -1 for clients not seen yet."""
+
+
+class Evidence(NamedTuple):
+    """How sure a placement is, per client."""
+
+    group: Tensor  # [m]    group of each client
+    margin: Tensor  # [m]   0: between two groups, 1: beyond doubt
+    score: Tensor  # [m]    strangeness; 1 is the strangest member, nan where nothing is known
+    fits: Tensor  # [m]     False: unlike any group
+
+
+Info: TypeAlias = dict[str, Any]
+"""What a person may want to look at after a round: `assignment`, `stable`, ..."""
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A method: hyper-parameters as fields, verbs for the server, tasks for one client."""
+
+    title: ClassVar[str] = ""
+    bar: ClassVar[float] = 0.9  # accuracy that `example()` must reach in the contract
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse combinations of options that cannot be run; default: none."""
+
+    # server: sees `fed`, never data
+
+    @abstractmethod
+    def init(self, fed: Federation) -> Any:
+        """The state before the first round; may already ask clients."""
+
+    @abstractmethod
+    def step(self, fed: Federation, state: Any) -> tuple[Any, Info]:
+        """One communication round."""
+
+    def done(self, state: Any) -> bool:
+        """Whether nothing is left to do."""
+        return False
+
+    def place(self, fed: Federation, state: Any, ids: Ids) -> tuple[Any, Evidence]:
+        """Give clients that have none a group, and say how well each fits. One model: all fit."""
+        m = len(ids)
+        zeros = torch.zeros(m, dtype=torch.int64)
+        ones = torch.ones(m, dtype=torch.float64)
+        return state, Evidence(zeros, ones, ones * torch.nan, torch.ones(m, dtype=torch.bool))
+
+    @abstractmethod
+    def deploy(self, state: Any, ids: Ids) -> Any:
+        """What each client is handed in order to predict."""
+
+    # client: sees one `client`
+
+    def client_init(self, client: Client) -> Tree:
+        """What a client remembers before it is first asked."""
+        return {}
+
+    @task
+    def personalise(self, client: Client, given: Tree) -> Tree:
+        """A client's own model, from what it was handed."""
+        return given
+
+    # mathematics
+
+    @abstractmethod
+    def predict(self, personal: Tree, x: Any) -> Tensor:
+        """Outputs for some inputs."""
+
+    # for the contract
+
+    @classmethod
+    def example(cls, problem: Any) -> "Algorithm":
+        """A small instance for a small problem; see `checks.Problem`."""
+        raise ConfigError(f"{cls.__name__}: example() must be given for `coterie check`.")
+
+
+REGISTRY: dict[str, type[Algorithm]] = {}
+A = TypeVar("A", bound=type[Algorithm])
+
+
+def register(name: str) -> Callable[[A], A]:
+    """List a method under a name."""
+
+    def add(cls: A) -> A:
+        REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def find(name: str) -> type[Algorithm]:
+    """The method of a name: built in, or from an installed package's `coterie.algorithms`."""
+    if name not in REGISTRY:
+        for entry in entry_points(group="coterie.algorithms"):
+            if entry.name == name:
+                entry.load()
+    if name not in REGISTRY:
+        raise ConfigError(unknown("algorithm", name, REGISTRY))
+    return REGISTRY[name]
+
+
+def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
+    """The name a method is listed under, or its class's."""
+    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())
+
+
+def state_type(algorithm: Algorithm) -> Any:
+    """The NamedTuple a method keeps, read off `init`'s annotation; None if it has none."""
+    return get_type_hints(type(algorithm).init).get("return")
+
+
+def per_client_fields(state: Any) -> dict[str, float]:
+    """Names and fill values of the fields with one entry per client."""
+    try:
+        hints = get_type_hints(type(state), include_extras=True)
+    except TypeError:
+        return {}
+    marks = {
+        name: mark.value
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Fill)
+    }
+    return marks
+
+
+def grow(state: Any, n_clients: int) -> Any:
+    """A state with room for clients that joined late."""
+    for name, fill in per_client_fields(state).items():
+        values = getattr(state, name)
+        missing = n_clients - len(values)
+        if missing > 0:
+            more = values.new_full((missing, *values.shape[1:]), fill)
+            state = state._replace(**{name: torch.cat([values, more])})
+    return state

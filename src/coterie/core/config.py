@@ -1,0 +1,61 @@
+"""Options have one definition, the annotated fields of a dataclass; this module enforces it."""
+
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from coterie.core.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+@cache
+def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    loose = ConfigDict(arbitrary_types_allowed=True)
+    adapters = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        config = None if hasattr(hint, "__pydantic_config__") or _is_dataclass(hint) else loose
+        adapters[field.name] = TypeAdapter(_instance_of(hint), config=config)
+    return adapters
+
+
+def _is_dataclass(hint: Any) -> bool:
+    return isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
+
+
+def _instance_of(hint: Any) -> Any:
+    """Dataclasses among the fields are taken as they are, not taken apart."""
+    from pydantic import InstanceOf
+
+    return InstanceOf[hint] if _is_dataclass(hint) else hint
+
+
+def check_fields(owner: Any) -> None:
+    """Check the options of a frozen dataclass, converting text such as "3" where that is meant."""
+    cls = type(owner)
+    for name, adapter in _adapters(cls).items():
+        value = getattr(owner, name)
+        try:
+            checked = adapter.validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise ConfigError(f"{cls.__name__}: {name} must be {reason}. Got {value!r}.") from None
+        if checked is not value:
+            object.__setattr__(owner, name, checked)
+
+
+def construct(cls: type[T], options: dict[str, Any]) -> T:
+    """Build a dataclass from named options; unknown and missing names are errors."""
+    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{cls.__name__}: " + unknown("option", name, known))
+    for name, field in known.items():
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and name not in options:
+            raise ConfigError(f"{cls.__name__}: {name} must be given.")
+    return cls(**options)

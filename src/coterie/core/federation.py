@@ -1,0 +1,268 @@
+"""The server's room: a federation that can be asked, and never shows its data."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core.aggregate import Mean, Sums, as_means
+from coterie.core.client import TaskInfo, task_info
+from coterie.core.errors import FederationError
+from coterie.core.random import fold, seed_key
+from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row `index[i]` of a bank for the i-th client asked; nothing is copied until it is needed."""
+
+    bank: Tree
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Each:
+    """Row i of a tree for the i-th client asked."""
+
+    tree: Tree
+
+
+def rows(bank: Tree, index: Tensor) -> Rows:
+    """Give each client asked one row of a bank."""
+    return Rows(bank, index)
+
+
+def each(tree: Tree) -> Each:
+    """Give each client asked its own part of a tree."""
+    return Each(tree)
+
+
+class Call(NamedTuple):
+    """One exchange, as the engines see it."""
+
+    task: Callable[..., Any]
+    info: TaskInfo
+    given: tuple[Any, ...]
+    ids: Ids
+    phase: str
+    key: Tensor  # of the exchange; folded with each client's name
+
+    @property
+    def name(self) -> str:
+        """Method and task, for messages."""
+        owner = getattr(self.task, "__self__", None)
+        name = getattr(self.task, "__name__", "task")
+        return f"{type(owner).__name__}.{name}" if owner is not None else name
+
+
+class Traffic:
+    """Bytes per client, by phase and direction.
+
+    What a client was sent in this round and is sent again counts as an index: the client still
+    has it.
+    """
+
+    INDEX = 8  # bytes that name a row
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[str, str], Tensor] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """A new round: clients hold nothing of the last one."""
+        self._held: dict[tuple[int, ...], tuple[Tree, set[int]]] = {}
+
+    def add(self, phase: str, direction: str, ids: Ids, amount: Tensor | int) -> None:
+        """Count bytes of some clients."""
+        old = self.totals.get((phase, direction), torch.zeros(0, dtype=torch.int64))
+        if len(ids) and int(ids.max()) >= len(old):
+            old = torch.cat([old, old.new_zeros(int(ids.max()) + 1 - len(old))])
+        more = torch.as_tensor(amount, dtype=torch.int64).expand(len(ids))
+        self.totals[phase, direction] = old.index_add(0, ids.cpu(), more.cpu())
+
+    def sent(self, call: Call) -> None:
+        """Count what a call sends down."""
+        for given in call.given:
+            self.add(call.phase, "down", call.ids, self._weigh(given, call.ids))
+
+    def _weigh(self, given: Any, ids: Ids) -> Tensor:
+        if isinstance(given, Each):
+            m = max(len(ids), 1)
+            return torch.full((len(ids),), n_bytes(given.tree) // m, dtype=torch.int64)
+        bank = given.bank if isinstance(given, Rows) else given
+        whole = n_bytes(bank)
+        name = tuple(id(leaf) for leaf in leaves(bank))
+        # The tree is kept with its name, so that no other tensor can take over the id.
+        _, holders = self._held.setdefault(name, (bank, set()))
+        known = torch.tensor([i in holders for i in ids.tolist()], dtype=torch.bool)
+        if isinstance(given, Rows):
+            k = len(leaves(bank)[0]) if leaves(bank) else 1
+            return torch.where(known, self.INDEX if whole else 0, whole // max(k, 1))
+        holders.update(ids.tolist())
+        return torch.where(known, 0, whole)
+
+    def total(self, *phases: str) -> int:
+        """All bytes so far, of some phases or of all but the exam."""
+        return sum(
+            int(amount.sum())
+            for (phase, _), amount in self.totals.items()
+            if (phase in phases if phases else phase != "exam")
+        )
+
+
+class Federation(ABC):
+    """Clients that can be asked. Engines say how; see `exchange`.
+
+    Parameters
+    ----------
+    names
+        Client names; an id is a position in this list.
+    seed
+        Root of all randomness.
+    participation
+        Share of the clients in a cohort.
+    restart
+        Number of the attempt; attempts share data and cohorts and nothing else.
+    """
+
+    def __init__(
+        self, names: Sequence[str], seed: int = 0, participation: float = 1.0, restart: int = 0
+    ) -> None:
+        self.names = tuple(names)
+        self.seed, self.participation, self.restart = seed, participation, restart
+        self.round = -1
+        self.support = "train"
+        self.traffic = Traffic()
+        self._shared_key = seed_key(seed)
+        self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
+        self._name_keys = torch.stack([fold(seed_key(0), name) for name in self.names])  # [clients]
+        self._calls: dict[str, int] = {}
+        self._phase: str | None = "setup"
+
+    @property
+    def n_clients(self) -> int:
+        """Clients that have joined so far."""
+        return len(self.names)
+
+    def everyone(self) -> Ids:
+        """Ids of all clients."""
+        return torch.arange(self.n_clients)
+
+    def per_client(self, fill: float) -> Tensor:
+        """A tensor with one entry per client."""
+        return torch.full((self.n_clients,), fill)
+
+    def key(self, *labels: str | int) -> Tensor:
+        """Randomness of the server, by name; another one each round."""
+        return fold(self.run_key, "server", self.round, *labels)
+
+    def cohort(self) -> Ids:
+        """Who takes part in this round: a function of seed and round alone."""
+        n = self.n_clients
+        count = max(1, int(self.participation * n + 1e-9))
+        if count == n:
+            return self.everyone()
+        order = fold(fold(self._shared_key, "cohort", self.round), self._name_keys[:n]).argsort()
+        return order[:count].sort().values
+
+    def turns(self, ids: Ids, label: str, every_round: bool = False) -> Tensor:
+        """A random place for each client, 0 to m - 1, by name: numbering does not matter."""
+        key = fold(self.run_key, "turns", label) if every_round else self.key("turns", label)
+        return fold(key, self._name_keys[ids]).argsort().argsort()
+
+    def map(
+        self,
+        task: Callable[..., Any],
+        *given: Any,
+        to: Ids,
+        reduce: Mean | Sequence[Mean] | None = None,
+        at_least: int = 1,
+    ) -> tuple[Ids, dict[str, Any]]:
+        """Ask clients to do a task.
+
+        Parameters
+        ----------
+        given
+            What they are handed: a tree for all, `rows(bank, index)` or `each(tree)`.
+        to
+            Ids of the clients asked.
+        reduce
+            Means to take of some leaves on the way in; the rest comes stacked.
+        at_least
+            Fewer answers are an error, and the round is abandoned.
+
+        Returns
+        -------
+        ids, reply
+            Who answered, in the order asked, and what they said. Empty if nobody did.
+        """
+        info = task_info(task)
+        number = self._calls.get(task.__name__, 0)
+        self._calls[task.__name__] = number + 1
+        key = fold(self.run_key, "client", self.round, task.__name__, number)
+        call = Call(task, info, given, to, self._phase or info.phase, key)
+        self.traffic.sent(call)
+        sums = [Sums(mean, call.name) for mean in as_means(reduce)]
+        positions, parts = [], []
+        for position, reply in self.exchange(call) if len(to) else ():
+            size = sum(n_bytes(leaf) for leaf in leaves(reply)) // max(len(position), 1)
+            self.traffic.add(call.phase, "up", to[position], size)
+            for total in sums:
+                total.add(reply, position)
+            reduced = {total.mean.leaf for total in sums}
+            parts.append({name: leaf for name, leaf in reply.items() if name not in reduced})
+            positions.append(position)
+        answered = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64)
+        if len(answered) < at_least:
+            raise FederationError(
+                f"{call.name}: at least {at_least} of {len(to)} clients must answer in round "
+                f"{self.round + 1}. {len(answered)} did{self.why_missing()}."
+            )
+        order = answered.argsort()
+        reply = (
+            tree_map(lambda *leaf: torch.cat(leaf)[order], parts[0], *parts[1:]) if parts else {}
+        )
+        for total in sums:
+            reply[total.mean.leaf] = total.result()
+        return to[answered[order]], reply
+
+    @abstractmethod
+    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Run a call; yield positions among those asked with their replies, stacked."""
+
+    def why_missing(self) -> str:
+        """The first reason for a missing reply, to end an error message with."""
+        return ""
+
+    def begin(self, round: int) -> None:
+        """Open a round: nothing counted, nothing held."""
+        self.round, self._calls, self._phase = round, {}, None if round >= 0 else "setup"
+        self.traffic.forget()
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Accept what clients kept in this round."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Drop what clients kept in this round."""
+
+    @contextmanager
+    def aside(self, phase: str = "exam", support: str = "train") -> Iterator[None]:
+        """Ask without a trace: memory, keys and the round's traffic stay as they are.
+
+        `support` names the data a client shows as its training data meanwhile.
+        """
+        calls, old, held = dict(self._calls), self._phase, self.traffic._held
+        self._phase, self.support = phase, support
+        self.traffic.forget()
+        try:
+            yield
+        finally:
+            self.rollback()
+            self._calls, self._phase, self.traffic._held = calls, old, held
+            self.support = "train"

@@ -1,0 +1,109 @@
+"""Training mode, and the two layers that must know of it.
+
+Training mode exists only inside the training operation, which opens a `Mode` that the layers read:
+batch norm takes its statistics over real rows only, dropout draws from the client's key.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.random import fold, uniform
+
+
+@dataclass
+class Mode:
+    """What the layers must know of the pass they are in."""
+
+    training: bool = False
+    mask: Tensor | None = None  # [b]
+    key: Tensor | None = None
+    draws: int = 0
+    updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # old buffer, new buffer
+
+
+_MODE: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039 - never written to
+
+
+def current_mode() -> Mode:
+    """The mode of the pass under way; evaluation unless the training operation set another."""
+    return _MODE.get()
+
+
+@contextmanager
+def training(mask: Tensor, key: Tensor) -> Iterator[Mode]:
+    """Training mode, for the training operation alone."""
+    mode = Mode(True, mask, key)
+    token = _MODE.set(mode)
+    try:
+        yield mode
+    finally:
+        _MODE.reset(token)
+
+
+class MaskedBatchNorm(nn.Module):
+    """Batch norm whose statistics leave out padding; equal to torch's where nothing is padded."""
+
+    def __init__(self, like: nn.Module) -> None:
+        super().__init__()
+        self.eps, self.momentum = like.eps, like.momentum
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(like, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(like, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mode = current_mode()
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        if mode.training or self.running_mean is None:
+            mean, variance, count = self.statistics(x, mode.mask)
+            if mode.training and self.running_mean is not None:
+                self.remember(mode, mean, variance, count)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        x = (x - mean.reshape(shape)) / torch.sqrt(variance.reshape(shape) + self.eps)
+        if self.weight is not None:
+            x = x * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return x
+
+    def statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x.movedim(1, -1)  # [b, ..., f]
+        real = torch.ones(len(x), dtype=x.dtype, device=x.device) if mask is None else mask
+        # A net may fold other axes into the batch, sample-major; each sample's mask covers its own.
+        real = real.to(x.dtype).repeat_interleave(len(x) // len(real))
+        real = real.reshape(-1, *(1,) * (rows.ndim - 1)).expand(*rows.shape[:-1], 1)
+        axes = tuple(range(rows.ndim - 1))
+        count = real.sum(axes).clamp(min=1)  # [1]
+        mean = (rows * real).sum(axes) / count
+        variance = ((rows - mean) ** 2 * real).sum(axes) / count
+        return mean, variance, count
+
+    def remember(self, mode: Mode, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        seen = self.num_batches_tracked + 1
+        step = 1.0 / seen if self.momentum is None else self.momentum
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        for old, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            mode.updates.append((old, (old + step * (new - old)).detach()))
+        mode.updates.append((self.num_batches_tracked, seen))
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the client's key; `channels` drops whole channels."""
+
+    def __init__(self, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.channels = p, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        mode = current_mode()
+        if not mode.training or self.p == 0.0:
+            return x
+        assert mode.key is not None
+        mode.draws += 1
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
+        keep = uniform(fold(mode.key, mode.draws), shape) >= self.p
+        return x * keep.to(x.dtype) / (1.0 - self.p)

@@ -1,0 +1,174 @@
+"""Training and probing as operations: written for one client, run on stacks of them.
+
+`vmap` of a training loop buys nothing, and fast kernels work on whole stacks. So the two expensive
+things a client does are operations whose `vmap` rule does not trace into them: it merges the new
+axis into a stack axis and calls the operation again. At the bottom a kernel meets plain tensors
+`[S, ...]` (`[1, ...]` where all clients share a value) and may use Python freely. No gradient flows
+through.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coterie.core.client import Batch
+from coterie.core.errors import TaskError
+from coterie.core.tree import Params, Tree, leaves, rebuild, tree_map
+
+if TYPE_CHECKING:
+    from coterie.core.training import LocalSGD
+
+Losses: TypeAlias = Callable[..., Tensor]
+"""`losses(params, batch, key, *given)`: one loss per sample."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A local training, less its tensors."""
+
+    local: "LocalSGD"
+    losses: Losses
+    penalty: Callable[..., Tensor] | None
+    direction: Callable[..., Tree] | None
+
+
+class Kernel(Protocol):
+    """Who does the work at the bottom; every leaf is `[S, ...]`, or `[1, ...]` if all share it."""
+
+    def fit(self, fit: Fit, stacked: Tree) -> Tree: ...  # params, batch, key, round, given
+
+    def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor: ...
+
+
+class Loop:
+    """The reference: one after the other."""
+
+    def fit(self, fit: Fit, stacked: Tree) -> Tree:
+        trained = [fit.local.train(fit, *each) for each in unstack(stacked)]
+        return tree_map(lambda *parts: torch.stack(parts), trained[0], *trained[1:])
+
+    def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor:
+        def one(bank: Params, batch: Batch) -> Tensor:  # one model in memory at a time
+            k = len(leaves(bank)[0])
+            rows = (tree_map(lambda leaf, j=j: leaf[j], bank) for j in range(k))
+            return torch.stack([batch.mean(losses(model, batch)) for model in rows])
+
+        return torch.stack([one(*each) for each in unstack((models, batch))])
+
+
+def unstack(stacked: Tree) -> Iterator[Tree]:
+    """The members of a stack; what all share (`[1, ...]`) is repeated."""
+    for s in range(stack_size(stacked)):
+        yield tree_map(lambda leaf, s=s: leaf[s if len(leaf) > 1 else 0], stacked)
+
+
+def stack_size(stacked: Tree) -> int:
+    """S: the largest leading axis."""
+    return max(len(leaf) for leaf in leaves(stacked))
+
+
+_KERNEL: ContextVar[Kernel] = ContextVar("kernel", default=Loop())  # noqa: B039 - stateless
+
+
+@contextmanager
+def using(kernel: Kernel) -> Iterator[None]:
+    """Run operations on a kernel; engines choose it."""
+    token = _KERNEL.set(kernel)
+    try:
+        yield
+    finally:
+        _KERNEL.reset(token)
+
+
+class _Operation(torch.autograd.Function):
+    @staticmethod
+    def forward(run: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> Any:
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, run: Any, *tensors: Tensor) -> Any:
+        size = info.batch_size
+        width = max(
+            leaf.shape[0 if dim is None or dim > 0 else 1]
+            for leaf, dim in zip(tensors, dims[1:], strict=True)
+        )
+        merged = [_merge(t, d, size, width) for t, d in zip(tensors, dims[1:], strict=True)]
+        out = _Operation.apply(run, *merged)
+        return tuple(leaf.unflatten(0, (size, width)) for leaf in out), (0,) * len(out)
+
+
+def _merge(leaf: Tensor, dim: int | None, size: int, width: int) -> Tensor:
+    """Merge a batch axis into the stack axis; what is shared by all stays `[1, ...]`."""
+    if dim is None:
+        if len(leaf) == 1:
+            return leaf
+        return leaf.expand(size, *leaf.shape).flatten(0, 1)
+    leaf = leaf.movedim(dim, 0)  # [size, width or 1, ...]
+    return leaf.expand(size, width, *leaf.shape[2:]).flatten(0, 1)
+
+
+def _operate(run: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
+    """Call a function of a stacked tree as an operation on the tree of one client."""
+
+    def on_leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaves(run(rebuild(tree, tensors))))
+
+    out = _Operation.apply(on_leaves, *(leaf.unsqueeze(0) for leaf in leaves(tree)))
+    return rebuild(like, (leaf.squeeze(0) for leaf in out))
+
+
+def train(
+    fit: Fit, params: Tree, batch: Batch, key: Tensor, round: Tensor, given: tuple[Tree, ...]
+) -> Tree:
+    """Train one client's parameters; stacked under `vmap`."""
+    for function in (fit.losses, fit.penalty, fit.direction):
+        _refuse_stacked_closure(function)
+    kernel = _KERNEL.get()
+    return _operate(
+        lambda stacked: kernel.fit(fit, stacked), (params, batch, key, round, given), params
+    )
+
+
+def probe(losses: Losses, models: Params, batch: Batch, flattens: bool = False) -> Tensor:
+    """Mean loss of every model of a bank on one client's batch: [k].
+
+    `flattens` says that a sample's loss does not depend on its batch, so that the rows of many
+    clients may run as one batch.
+    """
+    kernel = _KERNEL.get()
+    like = torch.empty(0)
+    out: Tensor = _operate(
+        lambda stacked: kernel.probe(losses, *stacked, flattens), (models, batch), like
+    )
+    return out
+
+
+def _refuse_stacked_closure(function: Any) -> None:
+    """A closure over a client's tensor would be read with the wrong client, so it is refused."""
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        return
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        try:
+            held = leaves(value) if isinstance(value, Tensor | dict | tuple | list) else []
+        except RecursionError:
+            continue
+        if any(isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in held):
+            raise TaskError(
+                f"LocalSGD: {function.__qualname__} must not close over a client's tensor, "
+                "because clients are stacked. Pass it by given=(...) and take it as an argument."
+            )

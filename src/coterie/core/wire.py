@@ -1,0 +1,71 @@
+"""Trees of tensors as bytes: one format for loopback, network and checkpoints. No pickle.
+
+The bytes are a safetensors file. The tree's shape travels in its metadata as JSON; a leaf is a
+number, the name of its array. 0-d tensors stay 0-d.
+"""
+
+import json
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie.core.errors import DataError
+from coterie.core.tree import Tree, leaves, like_sequence
+
+
+def dump(tree: Tree, note: dict[str, str] | None = None) -> bytes:
+    """A tree as bytes.
+
+    >>> load(dump({"a": torch.tensor(3), "b": (torch.ones(1),)}))
+    {'a': tensor(3), 'b': [tensor([1.])]}
+    """
+    arrays = {str(i): leaf.detach().cpu().contiguous() for i, leaf in enumerate(leaves(tree))}
+    # Arrays that share memory (stride-0 views, tied weights) are written as copies.
+    arrays = {name: leaf.clone() for name, leaf in arrays.items()}
+    return save_tensors(arrays, {"tree": json.dumps(_shape(tree, iter(arrays))), **(note or {})})
+
+
+def load(data: bytes, like: Tree = None) -> Tree:
+    """The tree in some bytes; named tuples come back as dicts unless `like` gives their types."""
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        shape = json.loads(header["__metadata__"]["tree"])
+        arrays = load_tensors(data)
+        return _restore(_build(shape, arrays), like)
+    except (SafetensorError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"wire: the bytes are damaged or not Coterie's ({error}).") from error
+
+
+def _shape(tree: Tree, names: Any) -> Any:
+    if isinstance(tree, dict):
+        return {"dict": [[str(key), _shape(value, names)] for key, value in tree.items()]}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        parts = zip(tree._fields, tree, strict=True)
+        return {"dict": [[key, _shape(value, names)] for key, value in parts]}
+    if isinstance(tree, tuple | list):
+        return {"list": [_shape(value, names) for value in tree]}
+    return next(names)
+
+
+def _build(shape: Any, arrays: dict[str, Tensor]) -> Tree:
+    if isinstance(shape, str):
+        return arrays[shape]
+    if "dict" in shape:
+        return {key: _build(value, arrays) for key, value in shape["dict"]}
+    return [_build(value, arrays) for value in shape["list"]]
+
+
+def _restore(tree: Tree, like: Any) -> Tree:
+    """Give the parts of a tree the types they had."""
+    if isinstance(like, type) and hasattr(like, "_fields"):  # a NamedTuple class
+        hints = getattr(like, "__annotations__", {})
+        return like(**{key: _restore(tree[key], hints.get(key)) for key in like._fields})
+    if isinstance(like, tuple | list) and isinstance(tree, dict | list):
+        values = list(tree.values()) if isinstance(tree, dict) else tree
+        return like_sequence(like, [_restore(v, k) for v, k in zip(values, like, strict=True)])
+    if isinstance(like, dict) and isinstance(tree, dict):
+        return {key: _restore(value, like.get(key)) for key, value in tree.items()}
+    return tree

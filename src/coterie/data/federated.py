@@ -1,0 +1,620 @@
+"""Data of many clients as one pool of arrays and, for each client, the rows that are its own.
+
+A chunk of clients is gathered on demand: rows are looked up, padded to one length and passed
+through the transform, so floats and rotated copies exist for that chunk alone.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.client import Batch
+from coterie.core.errors import ConfigError, DataError, unknown
+from coterie.core.random import fold, seed_key
+from coterie.core.tree import Ids, Tree, leaves, named_leaves, take, tree_map
+
+SPLITS = ("train", "validation", "test")
+TASKS = ("classification", "regression", "reconstruction")
+
+
+class Rows(NamedTuple):
+    """Which pool rows belong to which client, one client after the other.
+
+    >>> rows = Rows.of([[4, 5], [], [0]])
+    >>> rows.sizes
+    tensor([2, 0, 1])
+    """
+
+    index: Tensor  # type: ignore[assignment]  # [rows]  int64, places in the pool
+    offsets: Tensor  # [clients + 1]  where each client's rows begin and end in `index`
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int] | Tensor]) -> "Rows":
+        """From a list of pool rows for each client."""
+        parts = [torch.as_tensor(rows, dtype=torch.int64) for rows in lists]
+        sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        return cls(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64), _ends(sizes))
+
+    @classmethod
+    def blocks(cls, sizes: Tensor | Sequence[int], start: int = 0) -> "Rows":
+        """For a pool that holds one client after the other, beginning at row `start`.
+
+        >>> Rows.blocks([2, 1], start=10).index
+        tensor([10, 11, 12])
+        """
+        offsets = _ends(torch.as_tensor(sizes, dtype=torch.int64))
+        return cls(torch.arange(start, start + int(offsets[-1])), offsets)
+
+    @classmethod
+    def none(cls, n_clients: int) -> "Rows":
+        """No row for anybody."""
+        return cls.blocks(torch.zeros(n_clients, dtype=torch.int64))
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of rows of each client."""
+        return self.offsets.diff()
+
+    @property
+    def owner(self) -> Tensor:
+        """Client of each entry of `index`."""
+        return torch.arange(len(self.offsets) - 1).repeat_interleave(self.sizes)
+
+    @property
+    def position(self) -> Tensor:
+        """Number of each entry of `index` among the rows of its client."""
+        return torch.arange(len(self.index)) - self.offsets[self.owner]
+
+    def where(self, chosen: Tensor) -> "Rows":
+        """The entries of `index` for which a condition holds."""
+        return Rows(self.index[chosen], _ends(chosen.long())[self.offsets])
+
+    def of_clients(self, ids: Ids) -> "Rows":
+        """The rows of some clients, in the order of their ids."""
+        blocks = Rows.blocks(self.sizes[ids])
+        return Rows(self.index[blocks.position + self.offsets[ids][blocks.owner]], blocks.offsets)
+
+    def divide(self, names: Sequence[str], fraction: float, key: Tensor) -> tuple["Rows", "Rows"]:
+        """Part a random fraction of every client's rows from the rest: (rest, part).
+
+        Who goes depends on the key, the client's name and the number of its rows, and on no
+        other client. With two rows or more, a client has at least one on either side.
+        """
+        if not 0.0 <= fraction < 1.0:
+            raise ConfigError(
+                f"FederatedData: a fraction to hold back must be in [0, 1), got {fraction}."
+            )
+        if fraction == 0.0:
+            return self, Rows.none(len(names))
+        owner, position = self.owner, self.position
+        draw = fold(key, _codes(names)[owner], position)
+        order = draw.argsort(stable=True)
+        order = order[owner[order].argsort(stable=True)]
+        rank = torch.empty_like(position)
+        rank[order] = position  # sorted by client, an entry's place is its rank
+        count = (self.sizes * fraction).round().long().clamp(min=1)
+        part = rank < torch.minimum(count, self.sizes - 1)[owner]
+        return self.where(~part), self.where(part)
+
+
+def _ends(sizes: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def _codes(names: Sequence[str]) -> Tensor:
+    """Names as integers, so that folding one in equals folding in the name."""
+    digest = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.from_numpy(np.frombuffer(digest, dtype="<i8").astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData:
+    """What every client has, and what only the examiner knows.
+
+    Parameters
+    ----------
+    x
+        Pool of inputs, one row per sample, in whatever type is compact; or a dict of such pools.
+    y
+        Pool of targets, a row per row of `x`; zeros where there are none. Integers leave as int64.
+    rows
+        Rows of every client for "train" and, where there are any, "validation" and "test". A row
+        may serve several clients.
+    names
+        One per client, all different.
+    task
+        "classification", "regression" or "reconstruction".
+    n_outputs
+        Classes, or numbers to predict.
+    client_facts
+        What each client knows of itself: a tree whose leaves have a row per client.
+    transform
+        `transform(x, facts) -> x` for one client's rows `[n, ...]`, stacked over clients by
+        `torch.vmap`. One that has a true attribute `batched` takes `[m, n, ...]` and facts
+        `[m, ...]` instead.
+    truth
+        Group of each client. For metrics alone, like `extra`.
+    extra
+        More of the truth by name, as "targets": the parameters behind each group's data.
+    classes
+        Names of the labels.
+    name, options
+        Which problem this is and the plain options that make it again; None for data that came
+        from memory or were altered since.
+    notes
+        What a reader of results ought to know about these data.
+
+    >>> x, y = torch.arange(6.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> data = FederatedData(
+    ...     x, y, {"train": Rows.of([[0, 1, 2], [3]])},
+    ...     names=("ann", "bob"), task="classification", n_outputs=2,
+    ... )
+    >>> data
+    FederatedData(2 clients, 4 train + 0 test samples, classification, x [1], 2 outputs)
+    >>> batch = data.gather("train", torch.tensor([1, 0]))
+    >>> batch.x.squeeze(-1)
+    tensor([[3., 3., 3.],
+            [0., 1., 2.]])
+    >>> batch.mask
+    tensor([[ True, False, False],
+            [ True,  True,  True]])
+    """
+
+    x: Tree  # [rows, ...]
+    y: Tensor  # [rows, ...]
+    rows: Mapping[str, Rows]
+    names: tuple[str, ...]
+    task: str
+    n_outputs: int
+    client_facts: Tree = field(default_factory=dict)  # [clients, ...]
+    transform: Callable[[Tree, Tree], Tree] | None = None
+    truth: Tensor | None = None  # [clients]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    name: str | None = None
+    options: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for split in self.rows:
+            if split not in SPLITS:
+                raise DataError(unknown("split", split, SPLITS))
+        if self.task not in TASKS:
+            raise DataError(unknown("task", self.task, TASKS))
+        filled = {s: self.rows.get(s) or Rows.none(len(self.names)) for s in SPLITS}
+        object.__setattr__(self, "rows", filled)
+        object.__setattr__(self, "names", tuple(self.names))
+        self._check_clients()
+        self._check_pool()
+
+    def _check_clients(self) -> None:
+        n_clients = len(self.names)
+        if not n_clients:
+            raise DataError("FederatedData: there must be at least one client, got none.")
+        seen: set[str] = set()
+        for name in self.names:
+            if name in seen:
+                raise DataError(
+                    f"FederatedData: client names must be unique. '{name}' occurs more than once. "
+                    f"Rename or merge these clients."
+                )
+            seen.add(name)
+        for split, rows in self.rows.items():
+            if len(rows.offsets) != n_clients + 1:
+                raise DataError(
+                    f"FederatedData: '{split}' rows must cover all {n_clients} clients. "
+                    f"They cover {len(rows.offsets) - 1}."
+                )
+        empty = (self.rows["train"].sizes == 0).nonzero()
+        if len(empty):
+            raise DataError(
+                f"FederatedData: every client must have a training row. Client "
+                f"'{self.names[int(empty[0])]}' has none. Leave it out or give it data."
+            )
+        per_client = [("/".join(path), leaf) for path, leaf in named_leaves(self.client_facts)]
+        for what, leaf in [*per_client, *([] if self.truth is None else [("truth", self.truth)])]:
+            if len(leaf) != n_clients:
+                raise DataError(
+                    f"FederatedData: '{what}' must have a row for each of {n_clients} clients. "
+                    f"It has {len(leaf)}."
+                )
+
+    def _check_pool(self) -> None:
+        n_rows = len(self.y)
+        for leaf in leaves(self.x):
+            if len(leaf) != n_rows:
+                raise DataError(
+                    f"FederatedData: x and y must have one row per sample each. "
+                    f"x has {len(leaf)} rows, y has {n_rows}."
+                )
+        for split, rows in self.rows.items():
+            wild = (rows.index < 0) | (rows.index >= n_rows)
+            if wild.any():
+                client, row = self._locate(rows, wild)
+                raise DataError(
+                    f"FederatedData: rows must lie in the pool of {n_rows}. Client '{client}', "
+                    f"{split} row {row} points elsewhere."
+                )
+        for what, leaf in [*(("x", leaf) for leaf in leaves(self.x)), ("y", self.y)]:
+            if leaf.is_floating_point():
+                bad = ~torch.isfinite(leaf).reshape(n_rows, -1).all(1)
+                problem = "every value must be finite", "is nan or infinite. Remove or fill it."
+            elif what == "y" and self.task == "classification":
+                bad = ((leaf < 0) | (leaf >= self.n_outputs)).reshape(n_rows, -1).any(1)
+                problem = f"labels must lie in 0..{self.n_outputs - 1}", "does not."
+            else:
+                continue
+            for split, rows in self.rows.items() if bad.any() else ():
+                if bad[rows.index].any():
+                    client, row = self._locate(rows, bad[rows.index])
+                    raise DataError(
+                        f"FederatedData: {problem[0]}. Client '{client}', {split} row {row} "
+                        f"of {what} {problem[1]}"
+                    )
+
+    def _locate(self, rows: Rows, bad: Tensor) -> tuple[str, int]:
+        """Client and row number of the first bad entry."""
+        first = int(bad.nonzero()[0])
+        return self.names[int(rows.owner[first])], int(rows.position[first])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        name = f"'{self.name}', " if self.name else ""
+        count = {split: len(rows.index) for split, rows in self.rows.items()}
+        held = f" + {count['validation']} validation" if count["validation"] else ""
+        shape = self.sample_shape
+        shape = {k: list(v) for k, v in shape.items()} if isinstance(shape, dict) else list(shape)
+        return (
+            f"FederatedData({name}{len(self)} clients, {count['train']} train{held} + "
+            f"{count['test']} test samples, {self.task}, x {shape}, {self.n_outputs} outputs)"
+        )
+
+    def sizes(self, split: str) -> Tensor:
+        """Number of samples of every client."""
+        return self._split(split).sizes
+
+    def facts(self, ids: Ids) -> Tree:
+        """What some clients know of themselves, stacked."""
+        return take(self.client_facts, torch.as_tensor(ids, dtype=torch.int64))
+
+    def gather(self, split: str, ids: Ids) -> Batch:
+        """The samples of some clients, stacked and padded to the largest of them.
+
+        Padding repeats the client's first row; a client without rows in this split is padded
+        with its first training row and an empty mask.
+        """
+        ids = torch.as_tensor(ids, dtype=torch.int64)
+        if not len(ids):
+            return tree_map(lambda leaf: leaf[:0], self.gather(split, torch.zeros(1).long()))
+        rows, train = self._split(split), self.rows["train"]
+        start, size = rows.offsets[ids], rows.sizes[ids]
+        position = torch.arange(max(1, int(size.max())))
+        mask = position < size[:, None]  # [m, n]
+        first = train.index[train.offsets[ids]]  # [m]
+        first[size > 0] = rows.index[start[size > 0]]
+        index = first[:, None].repeat(1, len(position))  # [m, n]
+        index[mask] = rows.index[(start[:, None] + position)[mask]]
+        y = self.y[index]
+        return Batch(
+            x=self._inputs(index, ids),
+            y=y if y.is_floating_point() else y.long(),
+            mask=mask,
+            weight=torch.ones(mask.shape),
+        )
+
+    def _inputs(self, index: Tensor, ids: Ids) -> Tree:
+        """Inputs of some clients at pool rows [m, n]."""
+        x = tree_map(lambda leaf: leaf[index], self.x)
+        if self.transform is None:
+            return x
+        if getattr(self.transform, "batched", False):
+            return self.transform(x, self.facts(ids))
+        return torch.vmap(self.transform)(x, self.facts(ids))
+
+    def _split(self, split: str) -> Rows:
+        if split not in SPLITS:
+            raise DataError(unknown("split", split, SPLITS))
+        return self.rows[split]
+
+    def _sample(self) -> Tree:
+        ids = torch.zeros(1, dtype=torch.int64)
+        return self._inputs(self.rows["train"].index[:1, None], ids)
+
+    @property
+    def sample_shape(self) -> Any:
+        """Shape of one input as a model meets it; for a dict of inputs, a dict of shapes."""
+        return tree_map(lambda leaf: tuple(leaf.shape[2:]), self._sample())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the inputs; torch's default where none of them is floating."""
+        floating = [leaf.dtype for leaf in leaves(self._sample()) if leaf.is_floating_point()]
+        return floating[0] if floating else torch.get_default_dtype()
+
+    def subset(self, ids: Ids) -> "FederatedData":
+        """Some of the clients, on the same pool."""
+        ids = torch.as_tensor(ids, dtype=torch.int64)
+        wild = ids[(ids < 0) | (ids >= len(self))]
+        if len(wild):
+            raise DataError(
+                f"FederatedData: ids must lie in 0..{len(self) - 1}, got {int(wild[0])}."
+            )
+        return replace(
+            self,
+            rows={split: rows.of_clients(ids) for split, rows in self.rows.items()},
+            names=tuple(self.names[i] for i in ids.tolist()),
+            client_facts=self.facts(ids),
+            truth=None if self.truth is None else self.truth[ids],
+            options=None,
+            notes=(*self.notes, f"{len(ids)} of {len(self)} clients."),
+        )
+
+    def hold_out(self, fraction: float, seed: int) -> "FederatedData":
+        """Move a random fraction of every client's training rows to "validation".
+
+        A client's draw depends on the seed, its name and its number of rows. One that has a
+        single training row keeps it.
+
+        >>> data = from_arrays([torch.ones(10, 1)], [torch.zeros(10)], test_fraction=0.0)
+        >>> held = data.hold_out(0.3, seed=0)
+        >>> held.sizes("train"), held.sizes("validation")
+        (tensor([7]), tensor([3]))
+        """
+        if len(self.rows["validation"].index):
+            raise DataError(
+                "FederatedData: hold_out must start from data without validation rows. "
+                f"There are {len(self.rows['validation'].index)} already."
+            )
+        key = fold(seed_key(seed), "validation")
+        train, validation = self.rows["train"].divide(self.names, fraction, key)
+        return replace(
+            self,
+            rows={**self.rows, "train": train, "validation": validation},
+            options=None,
+            notes=(*self.notes, f"{fraction:g} of the training rows held out, seed {seed}."),
+        )
+
+    def fingerprint(self) -> str:
+        """Hash of arrays, rows, names and facts: equal data give it in any process.
+
+        Of the transform only its name enters.
+        """
+        digest = hashlib.sha256()
+        kind = self.transform if hasattr(self.transform, "__qualname__") else type(self.transform)
+        digest.update(f"{self.task} {self.n_outputs} {kind.__qualname__}\0".encode())  # type: ignore[union-attr]
+        digest.update("\0".join(self.names).encode())
+        tree = {"x": self.x, "y": self.y, "rows": self.rows, "facts": self.client_facts}
+        for path, leaf in named_leaves(tree):
+            digest.update(f"\0{'/'.join(path)} {leaf.dtype} {tuple(leaf.shape)}\0".encode())
+            digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def from_arrays(
+    xs: Sequence[Any],
+    ys: Sequence[Any] | None = None,
+    *,
+    test: tuple[Sequence[Any], Sequence[Any] | None] | None = None,
+    test_fraction: float = 0.2,
+    names: Sequence[str] | None = None,
+    truth: Sequence[int] | Tensor | None = None,
+    task: str | None = None,
+    seed: int = 0,
+    n_outputs: int | None = None,
+) -> FederatedData:
+    """Data in memory: an array or tensor of inputs for each client, and one of targets.
+
+    Floating inputs take torch's default type. Bytes stay bytes and are gathered as floats in
+    [0, 1]; other integers, such as tokens, stay as they are.
+
+    Parameters
+    ----------
+    xs
+        Inputs [n, ...] of each client.
+    ys
+        Targets [n, ...] of each client. Integers and text are labels, floats are numbers to
+        predict; None asks for reconstruction of the inputs.
+    test
+        Inputs and targets for testing. Without it a fraction of every client's rows is set aside.
+    test_fraction
+        That fraction; a client with two rows or more has at least one on either side.
+    truth
+        Group of each client, for metrics alone.
+    task
+        For integer targets that are numbers: "regression".
+    n_outputs
+        Number of classes when the labels are 0..n_outputs-1 and some may not occur.
+
+    >>> data = from_arrays([[[0.0], [1.0]], [[2.0], [3.0], [4.0]]], [["no", "yes"], ["no"] * 3])
+    >>> data.classes, data.sizes("train"), data.sizes("test")
+    (('no', 'yes'), tensor([1, 2]), tensor([1, 1]))
+    """
+    names = tuple(map(str, names)) if names is not None else _default_names(len(xs))
+    _same_length("names", len(names), len(xs))
+    xs_test, ys_test = ([], None) if test is None else test
+    if test is not None:
+        _same_length("the test xs", len(xs_test), len(xs))
+    if (ys_test is None) != (ys is None or test is None):
+        raise DataError(
+            "from_arrays: train and test must both have targets or both have none. "
+            "Give test=(xs_test, ys_test)."
+        )
+    owners = [*names, *names][: len(xs) + len(xs_test)]
+    inputs = [_input(x, name) for x, name in zip([*xs, *xs_test], owners, strict=True)]
+    for x, name in zip(inputs, owners, strict=True):
+        if x.shape[1:] != inputs[0].shape[1:]:
+            raise DataError(
+                f"from_arrays: all clients must have samples of one shape. '{names[0]}' has "
+                f"{list(inputs[0].shape[1:])}, '{name}' has {list(x.shape[1:])}."
+            )
+        if x.dtype != inputs[0].dtype:
+            raise DataError(
+                f"from_arrays: all clients must have inputs of one type. '{names[0]}' has "
+                f"{inputs[0].dtype}, '{name}' has {x.dtype}. Convert one of them."
+            )
+    if not inputs:
+        raise DataError("from_arrays: xs must hold at least one client, got none.")
+    sizes = [len(x) for x in inputs]
+    x = torch.cat(inputs)
+
+    if ys is None:
+        if task not in (None, "reconstruction"):
+            raise DataError(f"from_arrays: {task} must have targets. Give ys.")
+        task, classes, y = "reconstruction", None, torch.zeros(len(x), dtype=torch.uint8)
+        n_outputs = n_outputs or x[0].numel()
+    else:
+        _same_length("ys", len(ys), len(xs))
+        if ys_test is not None:
+            _same_length("the test ys", len(ys_test), len(xs))
+        targets = [
+            _target(y, name) for y, name in zip([*ys, *(ys_test or [])], owners, strict=True)
+        ]
+        for y_of, size, name in zip(targets, sizes, owners, strict=True):
+            if len(y_of) != size:
+                raise DataError(
+                    f"from_arrays: x and y must have one row per sample each. Client '{name}' "
+                    f"has {size} rows of x and {len(y_of)} of y."
+                )
+        task, y, n_outputs, classes = _targets(targets, owners, task, n_outputs)
+
+    data = FederatedData(
+        x,
+        y,
+        {
+            "train": Rows.blocks(sizes[: len(xs)]),
+            "test": Rows.blocks(sizes[len(xs) :] or [0] * len(xs), start=sum(sizes[: len(xs)])),
+        },
+        names=names,
+        task=task,
+        n_outputs=n_outputs,
+        transform=unit_scale if x.dtype == torch.uint8 else None,
+        truth=None if truth is None else _groups(truth),
+        classes=classes,
+    )
+    if test is not None:
+        return data
+    key = fold(seed_key(seed), "test")
+    train, tested = data.rows["train"].divide(names, test_fraction, key)
+    return replace(data, rows={"train": train, "test": tested})
+
+
+def unit_scale(x: Tensor, facts: Tree) -> Tensor:
+    """Bytes as floats in [0, 1]."""
+    return x.to(torch.get_default_dtype()) / 255
+
+
+unit_scale.batched = True  # type: ignore[attr-defined]
+
+
+def _default_names(n_clients: int) -> tuple[str, ...]:
+    return tuple(f"client-{i}" for i in range(n_clients))
+
+
+def _same_length(what: str, length: int, wanted: int) -> None:
+    if length != wanted:
+        raise DataError(
+            f"from_arrays: {what} must have one entry for each of {wanted} clients. "
+            f"There are {length}."
+        )
+
+
+def _array(value: Any, what: str, name: str) -> np.ndarray:
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"from_arrays: {what} of a client must be one array. That of '{name}' is none: {error}."
+        ) from error
+
+
+def _input(value: Any, name: str) -> Tensor:
+    array = _array(value, "x", name)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"from_arrays: x must hold numbers. That of client '{name}' has type {array.dtype}."
+        )
+    if array.ndim < 2:
+        raise DataError(
+            f"from_arrays: x must have a row per sample and a column per feature. That of client "
+            f"'{name}' has shape {list(array.shape)}. For a single feature use x[:, None]."
+        )
+    if array.dtype.kind in "bf":
+        return torch.tensor(array, dtype=torch.get_default_dtype())
+    return torch.tensor(array, dtype=torch.uint8 if array.dtype == np.uint8 else torch.int64)
+
+
+def _target(value: Any, name: str) -> np.ndarray:
+    array = _array(value, "y", name)
+    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):
+        array = array.astype(str)
+    if array.dtype.kind not in "biufU":
+        raise DataError(
+            f"from_arrays: y must hold numbers or text. That of client '{name}' has type "
+            f"{array.dtype}."
+        )
+    if array.ndim < 1:
+        raise DataError(
+            f"from_arrays: y must have a row per sample. Client '{name}' has one value."
+        )
+    return array
+
+
+def _targets(
+    targets: list[np.ndarray], owners: list[str], task: str | None, n_outputs: int | None
+) -> tuple[str, Tensor, int, tuple[str, ...] | None]:
+    """Task, pool of targets, number of outputs and label names."""
+    kinds = {y.dtype.kind for y in targets if len(y)}
+    numeric, text = bool(kinds - {"U"}), "U" in kinds
+    if numeric and text:
+        raise DataError("from_arrays: y must hold numbers or text for all clients. Both came.")
+    task = task or ("regression" if "f" in kinds else "classification")
+    shape = targets[0].shape[1:]
+    for y, name in zip(targets, owners, strict=True):
+        if y.shape[1:] != shape or (task == "classification" and shape):
+            wanted = "one label per sample" if task == "classification" else f"rows {list(shape)}"
+            raise DataError(
+                f"from_arrays: y must hold {wanted} for {task}. That of client '{name}' has shape "
+                f"{list(y.shape)}."
+            )
+    pool = np.concatenate([y for y in targets if len(y)] or targets)
+    if task == "regression":
+        if text:
+            raise DataError("from_arrays: y must hold numbers for regression. Text came.")
+        y_pool = torch.tensor(pool, dtype=torch.get_default_dtype())
+        return task, y_pool, n_outputs or max(1, y_pool[:1].numel()), None
+    if task != "classification":
+        if task == "reconstruction":
+            raise DataError("from_arrays: reconstruction takes no targets. Leave ys out.")
+        raise DataError(unknown("task", task, TASKS))
+    if "f" in kinds:
+        raise DataError(
+            "from_arrays: y must hold integers or text for classification. Floats came. "
+            "Convert them, or use task='regression'."
+        )
+    if n_outputs is not None and not text:
+        return task, torch.tensor(pool, dtype=torch.int64), n_outputs, None
+    labels, codes = np.unique(pool, return_inverse=True)
+    if n_outputs is not None and len(labels) > n_outputs:
+        raise DataError(
+            f"from_arrays: there must be at most n_outputs = {n_outputs} labels. "
+            f"There are {len(labels)}."
+        )
+    classes = tuple(str(label) for label in labels)
+    return task, torch.tensor(codes, dtype=torch.int64), n_outputs or len(labels), classes
+
+
+def _groups(truth: Sequence[int] | Tensor) -> Tensor:
+    array = _array(truth, "truth", "all")
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise DataError(
+            f"from_arrays: truth must be one integer per client. It has type {array.dtype} and "
+            f"shape {list(array.shape)}."
+        )
+    return torch.tensor(array, dtype=torch.int64)

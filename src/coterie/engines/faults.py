@@ -1,0 +1,44 @@
+"""Injected faults: clients that do not answer, or answer too late."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from coterie.core.config import check_fields
+from coterie.core.random import fold, seed_key, uniform
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Which replies get lost; drawn per round, exchange and client from a seed of its own.
+
+    Parameters
+    ----------
+    drop
+        Probability that a client does not answer an exchange.
+    delay
+        Mean of the exponential time, in simulated seconds, a client takes to answer.
+    deadline
+        Answers later than this are lost.
+    seed
+        Root of these draws; they do not touch those of the run.
+    """
+
+    drop: Annotated[float, Ge(0), Le(1)] = 0.0
+    delay: Annotated[float, Ge(0)] = 0.0
+    deadline: Annotated[float, Gt(0)] = float("inf")
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def lost(self, key: Tensor, names: Tensor) -> tuple[Tensor, Tensor]:
+        """Who does not answer, and whose answer comes too late: two masks over the clients."""
+        keys = fold(fold(seed_key(self.seed), "faults", key), names)  # [m]
+        draw = torch.vmap(lambda k: uniform(k, (2,), torch.float64))(keys)
+        dropped = draw[:, 0] < self.drop
+        late = -self.delay * torch.log1p(-draw[:, 1]) > self.deadline
+        return dropped, late & ~dropped

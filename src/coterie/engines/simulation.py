@@ -1,0 +1,246 @@
+"""Simulated clients: stacked, one by one, or one by one through bytes."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import wire as bytes_
+from coterie.core.algorithm import Algorithm
+from coterie.core.client import Client, Reply, Source, as_reply
+from coterie.core.errors import CoterieError, TaskError
+from coterie.core.federation import Call, Each, Federation, Rows
+from coterie.core.ops import Kernel, Loop, using
+from coterie.core.random import fold
+from coterie.core.tree import Ids, Tree, row, stack, take, tree_map
+from coterie.engines.chunks import Gatherer, chunk_size, chunks
+from coterie.engines.faults import Faults
+from coterie.engines.kernels import Stacked
+from coterie.engines.store import Memory
+
+RULES = (
+    (r"\.item\(\)|data-dependent|Dynamic", "no `if` on a tensor and no `.item()`: use torch.where"),
+    (r"random", "random numbers come from `client.key`: use coterie.core.random"),
+    (r"index|nonzero|masked_select", "pick rows with `take`, and reduce through the mask"),
+)
+
+
+class Simulation(Federation):
+    """A federation on this machine.
+
+    Parameters
+    ----------
+    source
+        The clients' data.
+    stack
+        Run many clients as one computation, or one at a time (the reference).
+    wire
+        Send every message through bytes and back; needs `stack=False`.
+    chunk
+        Clients per stack; None: by the size of models and data.
+    faults
+        Replies to lose.
+    joins
+        Round in which each client joins (from 0, not falling); None: all are there.
+    device
+        Where client work runs.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int = 0,
+        participation: float = 1.0,
+        *,
+        stack: bool = True,
+        wire: bool = False,
+        chunk: int | None = None,
+        faults: Faults | None = None,
+        joins: Sequence[int] | None = None,
+        restart: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(source.names, seed, participation, restart)
+        self.source, self.stack, self.wire = source, stack and not wire, wire
+        self.chunk, self.faults = chunk, faults
+        self.joins = torch.as_tensor(joins) if joins is not None else None
+        self.device = torch.device(device)
+        self.kernel: Kernel = Stacked() if self.stack else Loop()
+        self.memory = Memory()
+        self._gather = Gatherer(source, self.device)
+        self._sizes = source.sizes("train")
+        self._missing = ""
+
+    @property
+    def n_clients(self) -> int:
+        if self.joins is None:
+            return len(self.names)
+        return int((self.joins <= max(self.round, 0)).sum())
+
+    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        if self.chunk is None:
+            self.chunk = chunk_size(getattr(call.task, "__self__", None), self.source)
+        asked = torch.arange(len(call.ids))
+        asked = asked[self._heard(call)]
+        stacked = self.stack and call.info.stackable
+        for part in chunks(call.ids[asked], self._sizes, self.chunk):
+            position = asked[part].sort().values
+            self._wake(call, call.ids[position])
+            with torch.no_grad(), using(self.kernel):
+                run = self._stacked if stacked and len(position) > 1 else self._one_by_one
+                sent = run(call, position)
+            yield position, tree_map(lambda leaf: leaf.cpu(), sent)
+
+    def _heard(self, call: Call) -> Tensor:
+        """Who will answer; lost clients do no work, so nothing of them is touched."""
+        if self.faults is None or call.phase == "exam":
+            return torch.ones(len(call.ids), dtype=torch.bool)
+        dropped, late = self.faults.lost(call.key, self._name_keys[call.ids])
+        lost = dropped | late
+        if bool(lost.any()):
+            first = int(lost.nonzero()[0])
+            why = "did not answer" if bool(dropped[first]) else "answered after the deadline"
+            self._missing = f"; '{self.names[int(call.ids[first])]}' {why}"
+        return ~lost
+
+    def why_missing(self) -> str:
+        return self._missing
+
+    def _wake(self, call: Call, ids: Ids) -> None:
+        """Clients asked for the first time set up their memory."""
+        owner = getattr(call.task, "__self__", None)
+        owner = getattr(owner, "algorithm", owner)  # the exam asks on behalf of a method
+        plain = not isinstance(owner, Algorithm) or (
+            type(owner).client_init is Algorithm.client_init
+        )
+        for client in ids.tolist():
+            if not self.memory.knows(client):
+                if plain:
+                    self.memory.keep(client, {})
+                    continue
+                own = fold(fold(self.run_key, "client_init"), self._name_keys[client])
+                me = row(self._client(call, torch.tensor([client]), {}), 0)
+                with torch.no_grad():
+                    self.memory.keep(client, owner.client_init(me._replace(key=own)))
+
+    def _client(self, call: Call, ids: Ids, state: Tree) -> Client:
+        """Clients on a leading axis; what they share is repeated without copying."""
+        m = len(ids)
+        return Client(
+            train=self._gather.batch(self.support, ids),
+            validation=self._gather.batch("validation", ids),
+            facts=self._gather.facts(ids),
+            state=state,
+            key=fold(call.key, self._name_keys[ids]).to(self.device),
+            run_key=self.run_key.to(self.device).expand(m),
+            round=torch.tensor(self.round, device=self.device).expand(m),
+        )
+
+    def _extra(self, call: Call, ids: Ids) -> tuple[Any, ...]:
+        return () if call.info.split is None else (self._gather.batch(call.info.split, ids),)
+
+    def _stacked(self, call: Call, position: Tensor) -> dict[str, Any]:
+        ids = call.ids[position]
+        n = int(self._sizes[ids].max())
+        client = self._client(call, ids, self.memory.stacked(ids.tolist(), n))
+        handed = [self._for_many(given, position) for given in call.given]
+        handed += [(extra, 0) for extra in self._extra(call, ids)]
+        given, axes = [tree for tree, _ in handed], [axis for _, axis in handed]
+
+        def one(client: Client, *given: Tree) -> tuple[dict[str, Tree], Tree]:
+            reply = as_reply(call.task(client, *given), call.name)
+            return reply.sent, reply.keep or {}
+
+        # run_key and round are common to all: left out of the stack, Python may read them.
+        common = Client(0, 0, 0, 0, 0, None, None)  # type: ignore[arg-type]
+        client = client._replace(run_key=client.run_key[0], round=client.round[0])
+        try:
+            sent, keep = torch.vmap(one, in_dims=(common, *axes))(client, *given)
+        except CoterieError:
+            raise
+        except Exception as error:
+            raise self._blame(call, position, error) from error
+        self.memory.keep_stacked(ids.tolist(), keep, self._sizes[ids])
+        return sent
+
+    def _for_many(self, given: Any, position: Tensor) -> tuple[Tree, int | None]:
+        if isinstance(given, Rows):
+            tree, axis = take(given.bank, given.index[position]), 0
+        elif isinstance(given, Each):
+            tree, axis = take(given.tree, position), 0
+        else:
+            tree, axis = given, None
+        return tree_map(lambda leaf: leaf.to(self.device), tree), axis
+
+    def _one_by_one(self, call: Call, position: Tensor) -> dict[str, Any]:
+        return stack([self._one(call, int(place)) for place in position])
+
+    def _one(self, call: Call, place: int) -> dict[str, Any]:
+        """One client, unpadded; through bytes where the engine is told so."""
+        number = int(call.ids[place])
+        ids = torch.tensor([number])
+        client = row(self._client(call, ids, {}), 0)._replace(state=self.memory.get(number))
+        given = [self._for_many(g, torch.tensor([place])) for g in call.given]
+        handed = tuple(tree if axis is None else row(tree, 0) for tree, axis in given)
+        handed += tuple(row(extra, 0) for extra in self._extra(call, ids))
+        if self.wire:
+            handed = tuple(bytes_.load(bytes_.dump(tree), like=tree) for tree in handed)
+        before = torch.get_rng_state()
+        try:
+            reply = as_reply(call.task(client, *handed), call.name)
+        except CoterieError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"{call.name}: client '{self.names[number]}' failed in round {self.round + 1}: "
+                f"{error}"
+            ) from error
+        if not torch.equal(before, torch.get_rng_state()):
+            raise TaskError(
+                f"{call.name}: a task must not draw from the global generator. Use client.key with "
+                "coterie.core.random, and nn.Dropout instead of functional dropout."
+            )
+        if self.wire:
+            reply = Reply(
+                *(
+                    None if t is None else bytes_.load(bytes_.dump(t), like=t)
+                    for t in (reply.sent, reply.keep)
+                )
+            )
+        if reply.keep is not None:
+            self.memory.keep(number, tree_map(torch.clone, reply.keep))
+        return reply.sent
+
+    def _blame(self, call: Call, position: Tensor, error: Exception) -> TaskError:
+        """Whose fault it is: a client's, or that of a task which cannot be stacked."""
+        for place in position.tolist():
+            try:
+                self._one(call, place)
+            except TaskError as own:
+                return own
+        reason = str(error).strip().splitlines()[0]
+        rule = next((rule for pattern, rule in RULES if re.search(pattern, str(error))), None)
+        rule = f" The rule it broke: {rule}." if rule else ""
+        return TaskError(
+            f"{call.name}: the task works for one client but cannot be stacked ({reason}).{rule} "
+            "Or mark it @task(stackable=False)."
+        )
+
+    def commit(self) -> None:
+        self.memory.commit()
+
+    def rollback(self) -> None:
+        self.memory.rollback()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What decides the last bits: frozen into a run, so that it resumes exactly."""
+        return {
+            "engine": "stacked" if self.stack else "wire" if self.wire else "loop",
+            "kernel": type(self.kernel).__name__.lower(),
+            "chunk": self.chunk,
+            "threads": torch.get_num_threads(),
+            "device": str(self.device),
+        }

@@ -1,0 +1,305 @@
+"""Measures of a grouping, of models against the truth, and of scores over clients.
+
+Every function is mathematics on tensors. The ground truth is known in simulations only, and only
+measures may look at it. A label of -1 means "not placed yet"; such clients are left out of the
+measures of a grouping, so that a run with few participants is judged on the clients it has seen.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import spearmanr
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+from torch import Tensor
+
+__all__ = [
+    "MixtureError",
+    "Spread",
+    "accuracy",
+    "adjusted_rand",
+    "first_round",
+    "identity_accuracy",
+    "mixture_error",
+    "normalized_mutual_info",
+    "parameter_distance",
+    "spread",
+]
+
+
+def adjusted_rand(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
+    """Adjusted Rand index of a grouping: 1 for the true groups, about 0 for random ones.
+
+    Parameters
+    ----------
+    found
+        Group of each client, -1 where it has none. [clients]
+    truth
+        True group of each client. [clients]
+    on
+        Ids of the clients to judge, for instance a round's participants. Default: all.
+
+    Returns
+    -------
+    The index, or None where it is undefined: the clients judged all belong to one true group.
+
+    Examples
+    --------
+    >>> truth = torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> adjusted_rand(torch.tensor([5, 5, 5, 2, 2, 2]), truth)
+    1.0
+    >>> adjusted_rand(torch.tensor([5, 5, -1, 2, 2, 5]), truth, on=torch.tensor([0, 1, 2, 3]))
+    1.0
+    >>> adjusted_rand(truth, torch.zeros(6)) is None
+    True
+    """
+    found, truth = _judged(found, truth, on)
+    if truth.unique().numel() < 2:
+        return None
+    return float(adjusted_rand_score(truth.numpy(), found.numpy()))
+
+
+def normalized_mutual_info(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
+    """Mutual information of found and true groups, divided by the mean of their entropies.
+
+    Unlike the adjusted Rand index it is not corrected for chance: many small groups score well.
+    Parameters and undefined cases are those of `adjusted_rand`.
+
+    Examples
+    --------
+    >>> truth = torch.tensor([0, 0, 1, 1])
+    >>> normalized_mutual_info(torch.tensor([1, 1, 0, 0]), truth)
+    1.0
+    >>> round(normalized_mutual_info(torch.tensor([0, 1, 2, 3]), truth), 3)
+    0.667
+    """
+    found, truth = _judged(found, truth, on)
+    if truth.unique().numel() < 2:
+        return None
+    return float(normalized_mutual_info_score(truth.numpy(), found.numpy()))
+
+
+def identity_accuracy(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
+    """Fraction of clients in the right group, under the best one-to-one naming of the groups.
+
+    A found group that gets no true name, because there are more found groups than true ones, is
+    wrong throughout. Parameters are those of `adjusted_rand`; None if no client is placed.
+
+    Examples
+    --------
+    >>> identity_accuracy(torch.tensor([1, 1, 1, 0]), torch.tensor([0, 0, 1, 1]))
+    0.75
+    >>> identity_accuracy(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 1]))
+    0.75
+    """
+    found, truth = _judged(found, truth, on)
+    if not found.numel():
+        return None
+    shared = contingency_matrix(truth.numpy(), found.numpy())  # [true groups, found groups]
+    best = linear_sum_assignment(shared, maximize=True)
+    return float(shared[best].sum() / found.numel())
+
+
+def first_round(values: Iterable[float | None], at_least: float) -> int | None:
+    """Round, counted from 1, in which a value first reaches a level; None if it never does.
+
+    Undefined entries (None or NaN) reach nothing.
+
+    Examples
+    --------
+    >>> first_round([None, 0.4, 0.95, 1.0], at_least=0.9)
+    3
+    >>> first_round([0.1, 0.2], at_least=0.9) is None
+    True
+    """
+    for number, value in enumerate(values, start=1):
+        if value is not None and value >= at_least:
+            return number
+    return None
+
+
+def parameter_distance(models: Tensor, truth: Tensor, nearest: bool = False) -> float:
+    """Mean Euclidean distance between learnt and true parameter vectors.
+
+    Parameters
+    ----------
+    models
+        Learnt parameters, one model per row. [k, d]
+    truth
+        True parameters, one group per row. [k, d]
+    nearest
+        False: models and truths are paired one to one, in the way that makes the mean smallest;
+        if there are more of one than of the other, those left over do not count. True: each model
+        is compared with the truth nearest to it, so that several may share one.
+
+    Returns
+    -------
+    The mean distance; infinity if a model has diverged (an entry is not finite).
+
+    Examples
+    --------
+    >>> truth = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    >>> parameter_distance(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), truth)
+    0.5
+    >>> collapsed = torch.zeros(2, 2)
+    >>> parameter_distance(collapsed, truth), parameter_distance(collapsed, truth, nearest=True)
+    (2.5, 0.0)
+    """
+    models, truth = _numbers(models), _numbers(truth)
+    if models.ndim != 2 or truth.ndim != 2 or models.shape[1] != truth.shape[1]:
+        raise ValueError(
+            "parameter_distance: models and truth must be matrices with the same number of "
+            f"columns. Got shapes {tuple(models.shape)} and {tuple(truth.shape)}."
+        )
+    # Not by way of inner products: those lose half the digits between vectors that almost agree.
+    distance = torch.cdist(models, truth, compute_mode="donot_use_mm_for_euclid_dist")  # [k, k]
+    if not distance.isfinite().all():
+        return float("inf")
+    if nearest:
+        return distance.min(dim=1).values.mean().item()
+    return distance[_best_pairs(distance)].mean().item()
+
+
+class MixtureError(TypedDict):
+    """How far estimated proportions are from the true ones."""
+
+    mae: float
+    """Mean absolute error over clients and components."""
+    maximum: float
+    """Largest absolute error."""
+    spearman: list[float | None]
+    """Rank correlation over clients, per true component; None where one side is constant."""
+
+
+def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
+    """Error of estimated mixture proportions, under the best one-to-one naming of components.
+
+    Parameters
+    ----------
+    estimated
+        Estimated share of each component in each client's data. [m, k]
+    true
+        True shares. [m, k]
+
+    Returns
+    -------
+    Mean absolute error, largest error, and per true component the rank correlation over clients.
+    The naming is the one with the smallest mean absolute error.
+
+    Examples
+    --------
+    >>> true = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    >>> swapped = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.75, 0.25]])
+    >>> error = mixture_error(swapped, true)
+    >>> round(error["mae"], 4), error["maximum"], [round(rho, 4) for rho in error["spearman"]]
+    (0.0833, 0.25, [1.0, 1.0])
+    """
+    estimated, true = _numbers(estimated), _numbers(true)
+    if estimated.ndim != 2 or estimated.shape != true.shape:
+        raise ValueError(
+            "mixture_error: estimated and true must be matrices of the same shape. "
+            f"Got shapes {tuple(estimated.shape)} and {tuple(true.shape)}."
+        )
+    cost = (true[:, :, None] - estimated[:, None, :]).abs().mean(dim=0)  # [k true, k estimated]
+    _, order = _best_pairs(cost)
+    estimated = estimated[:, order]
+    error = (estimated - true).abs()
+    return {
+        "mae": error.mean().item(),
+        "maximum": error.max().item(),
+        "spearman": [_spearman(a, b) for a, b in zip(estimated.T, true.T, strict=True)],
+    }
+
+
+class Spread(TypedDict):
+    """Scores over clients in five figures."""
+
+    mean: float
+    std: float
+    """Population deviation (divided by the number of clients)."""
+    worst_decile: float
+    """Mean of the lowest tenth of the clients, at least one."""
+    min: float
+    median: float
+
+
+def spread(values: Tensor | Sequence[float]) -> Spread:
+    """Mean, deviation, worst decile, minimum and median of one score per client.
+
+    Higher is better: give negated losses, not losses. A client without a score has to be left out
+    by the caller; one NaN makes every figure NaN, so that none is lost silently.
+
+    Examples
+    --------
+    >>> spread([0.5, 0.75, 1.0, 0.75])
+    {'mean': 0.75, 'std': 0.176..., 'worst_decile': 0.5, 'min': 0.5, 'median': 0.75}
+    """
+    scores = _numbers(torch.as_tensor(values, dtype=torch.float64)).flatten()
+    if not scores.numel():
+        raise ValueError("spread: there must be at least one value. Got none.")
+    if scores.isnan().any():
+        scores = torch.full_like(scores, torch.nan)
+    scores = scores.sort().values
+    return {
+        "mean": scores.mean().item(),
+        "std": scores.std(correction=0).item(),
+        "worst_decile": scores[: max(1, len(scores) // 10)].mean().item(),
+        "min": scores[0].item(),
+        "median": scores.quantile(0.5).item(),
+    }
+
+
+def accuracy(outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Fraction of the real samples whose largest output is that of their class.
+
+    Stackable, hence a tensor. NaN if no row is real.
+
+    Parameters
+    ----------
+    outputs
+        One score per class. [n, c]
+    y
+        Class of each sample. [n]
+    mask
+        True for real rows; the others are padding. [n]
+
+    Examples
+    --------
+    >>> outputs = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0], [5.0, 0.0]])
+    >>> accuracy(outputs, torch.tensor([0, 1, 1, 0]), torch.tensor([True, True, False, False]))
+    tensor(1.)
+    """
+    right = (outputs.argmax(dim=-1) == y) & mask
+    return right.sum() / mask.sum()
+
+
+def _judged(found: Tensor, truth: Tensor, on: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Found and true groups of the clients to judge: those in `on` that have a group."""
+    if found.ndim != 1 or found.shape != truth.shape:
+        raise ValueError(
+            "metrics: found and truth must hold one label per client. "
+            f"Got shapes {tuple(found.shape)} and {tuple(truth.shape)}."
+        )
+    found, truth = found.detach().cpu(), truth.detach().cpu()
+    if on is not None:
+        found, truth = found[on.cpu()], truth[on.cpu()]
+    placed = found != -1
+    return found[placed].long(), truth[placed].long()
+
+
+def _numbers(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()
+
+
+def _best_pairs(cost: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column indices of the cheapest one-to-one pairing."""
+    rows, columns = linear_sum_assignment(cost.numpy())
+    return torch.from_numpy(rows), torch.from_numpy(columns)
+
+
+def _spearman(a: Tensor, b: Tensor) -> float | None:
+    if a.unique().numel() < 2 or b.unique().numel() < 2:
+        return None
+    return float(spearmanr(a.numpy(), b.numpy()).statistic)

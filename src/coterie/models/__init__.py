@@ -1,0 +1,88 @@
+"""Plain networks with torch's own initialisation, and a builder for each that fits it to data."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Protocol
+
+from torch import nn
+
+from coterie.core.errors import ConfigError, unknown
+from coterie.models.cnn import CNN
+from coterie.models.linear import Linear, LinearRegressor
+from coterie.models.mlp import MLP
+
+__all__ = ["CNN", "MLP", "MODELS", "Linear", "LinearRegressor", "make"]
+
+
+class Sized(Protocol):
+    """What a builder asks of data: the shape of one input and the number of outputs."""
+
+    @property
+    def sample_shape(self) -> Any: ...
+
+    @property
+    def n_outputs(self) -> int: ...
+
+
+def _linear(data: Sized, bias: bool = True) -> nn.Module:
+    return Linear(_n_inputs("linear", data), data.n_outputs, bias)
+
+
+def _linear_regressor(data: Sized) -> nn.Module:
+    if data.n_outputs != 1 or getattr(data, "task", "regression") != "regression":
+        raise ConfigError(
+            "linear_regressor: data must have one number to predict. These are for "
+            f"{getattr(data, 'task', 'regression')} with {data.n_outputs} outputs. Use 'linear'."
+        )
+    return LinearRegressor(_n_inputs("linear_regressor", data))
+
+
+def _mlp(data: Sized, hidden: Sequence[int] = (32,)) -> nn.Module:
+    return MLP(_n_inputs("mlp", data), data.n_outputs, hidden)
+
+
+def _cnn(data: Sized, widths: Sequence[int] = (16, 32)) -> nn.Module:
+    shape = data.sample_shape
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise ConfigError(
+            f"cnn: samples must be images [channels, height, width]. Got {_shown(shape)}. "
+            f"Reshape the data, or use 'mlp'."
+        )
+    return CNN(shape[0], (shape[1], shape[2]), data.n_outputs, widths)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": _linear,
+    "linear_regressor": _linear_regressor,
+    "mlp": _mlp,
+    "cnn": _cnn,
+}
+"""Builders `(data, **options) -> module` by name."""
+
+
+def make(name: str, data: Sized, **options: Any) -> nn.Module:
+    """A network by name, with inputs and outputs that fit the data.
+
+    >>> from types import SimpleNamespace
+    >>> make("mlp", SimpleNamespace(sample_shape=(64,), n_outputs=10), hidden=[8]).output
+    Linear(in_features=8, out_features=10, bias=True)
+    """
+    if name not in MODELS:
+        raise ConfigError(unknown("model", name, MODELS))
+    known = list(inspect.signature(MODELS[name]).parameters)[1:]
+    for option in options:
+        if option not in known:
+            raise ConfigError(unknown(f"option of {name}", option, known))
+    return MODELS[name](data, **options)
+
+
+def _n_inputs(name: str, data: Sized) -> int:
+    shape = data.sample_shape
+    if not isinstance(shape, tuple):
+        raise ConfigError(f"{name}: samples must be one array. Got {_shown(shape)}.")
+    return prod(shape)
+
+
+def _shown(shape: Any) -> str:
+    return f"a dict of {', '.join(shape)}" if isinstance(shape, dict) else str(list(shape))
