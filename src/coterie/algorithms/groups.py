@@ -13,9 +13,9 @@ from coterie.clustering.evidence import REFUSAL
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Evidence, Info
 from coterie.core.client import Batch, Client
+from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.model import Model
-from coterie.core.errors import ConfigError
 from coterie.core.random import fold, normal, uniform
 from coterie.core.training import LocalSGD, descend
 from coterie.core.tree import Ids, Params, Tree, tree_map

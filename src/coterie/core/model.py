@@ -68,12 +68,15 @@ class Model:
         weights is shared by all groups. None: everything belongs to a group.
     dtype
         Floating type of the weights; inputs are cast to it.
+    made_from
+        How a run file describes it, so that a run can be built again; None: it cannot be named.
     """
 
     module: nn.Module | Callable[[], nn.Module]
     loss: str | Loss = "cross_entropy"
     head: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
+    made_from: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:

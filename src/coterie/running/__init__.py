@@ -1,0 +1,1 @@
+"""Running methods: the loop, the exam, the run folder, progress."""

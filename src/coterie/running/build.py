@@ -1,0 +1,284 @@
+"""Run files: a run as plain data, and the objects it stands for.
+
+    [algorithm]   name and options of the method
+    [model]       name and options of the network, or import = "package.module:Name" and arguments
+    [local]       options of LocalSGD
+    [data]        name and options of the data
+    [run]         rounds, seed, participation, ... (`Settings`)
+
+A method with other fields of these kinds has a table named after each field.
+"""
+
+import hashlib
+import importlib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import torch
+from annotated_types import Ge, Gt, Le
+
+from coterie import algorithms, data, models
+from coterie.core.algorithm import Algorithm, find, name_of
+from coterie.core.config import check_fields, construct
+from coterie.core.errors import ConfigError, DataError, unknown
+from coterie.core.model import Model
+from coterie.core.training import LocalSGD
+from coterie.core.tree import named_leaves
+from coterie.data.federated import FederatedData
+from coterie.running.evaluation import LOSS_OF
+
+assert algorithms  # imported for the methods it lists
+
+Description = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a method is run.
+
+    Parameters
+    ----------
+    rounds
+        Communication rounds.
+    seed
+        Root of all randomness but that of the data.
+    participation
+        Share of the clients in each round.
+    engine, chunk, threads, device
+        Who runs the clients: many as one computation, one by one, or one by one through bytes;
+        clients per stack and threads (chosen, if not given, and then kept).
+    evaluate_every, save_every
+        Rounds between exams and between checkpoints; 0: only at the end.
+    restarts
+        Attempts from other first models; the one with the lowest training loss is kept.
+    support
+        Data a client shows where the exam has to place it.
+    validation
+        Share of every client's training data that is held back.
+    drop, delay, deadline
+        Faults to inject: probability that a reply is lost; mean time to answer, latest answer.
+    """
+
+    rounds: Annotated[int, Ge(0)] = 20
+    seed: Annotated[int, Ge(0)] = 0
+    participation: Annotated[float, Gt(0), Le(1)] = 1.0
+    engine: Literal["stacked", "loop", "wire"] = "stacked"
+    chunk: Annotated[int, Ge(1)] | None = None
+    threads: Annotated[int, Ge(1)] | None = None
+    device: str = "cpu"
+    evaluate_every: Annotated[int, Ge(0)] = 1
+    save_every: Annotated[int, Ge(0)] = 1
+    restarts: Annotated[int, Ge(1)] = 1
+    support: Literal["train", "test"] = "train"
+    validation: Annotated[float, Ge(0), Le(0.9)] = 0.0
+    drop: Annotated[float, Ge(0), Le(1)] = 0.0
+    delay: Annotated[float, Ge(0)] = 0.0
+    deadline: Annotated[float, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, ready to start."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    settings: Settings
+
+
+def read(path: Path) -> Description:
+    """A run file: TOML or JSON."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise ConfigError(f"Run file {path} does not exist.") from None
+    try:
+        return tomllib.loads(text) if path.suffix == ".toml" else dict(json.loads(text))
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise ConfigError(f"Run file {path} cannot be read: {error}.") from None
+
+
+def build(description: Description, **given: Any) -> Run:
+    """The objects a run file stands for.
+
+    `given` holds what the file cannot name: `data=`, `model=` (or another field of the method).
+    """
+    tables = {key: value for key, value in description.items() if isinstance(value, dict)}
+    options = dict(_table(tables, "algorithm"))
+    cls = find(_name(options, "algorithm"))
+    hints = get_type_hints(cls)
+    parts = {name for name, hint in hints.items() if hint in (Model, LocalSGD)}
+    for table in tables:
+        if table not in {"algorithm", "data", "run", "plan", *parts}:
+            raise ConfigError(
+                unknown("table of a run file", table, {"algorithm", "data", "run", *parts})
+            )
+    source = make_data(_table(tables, "data"), given.get("data"))
+    for name in parts:
+        table = tables.get(name, {})
+        if hints[name] is LocalSGD:
+            options[name] = construct(LocalSGD, {k: _function(v) for k, v in table.items()})
+        else:
+            options[name] = make_model(table, source, given.get(name))
+    settings = construct(Settings, _table(tables, "run") if "run" in tables else {})
+    algorithm = construct(cls, options)
+    check(algorithm, source)
+    return Run(algorithm, source, settings)
+
+
+def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    if name not in tables:
+        raise ConfigError(
+            f"A run file must have a table [{name}]. Got: {', '.join(tables) or 'none'}."
+        )
+    return dict(tables[name])
+
+
+def _name(table: dict[str, Any], kind: str) -> str:
+    if "name" not in table:
+        raise ConfigError(f"A run file's table [{kind}] must have a name.")
+    return str(table.pop("name"))
+
+
+def make_data(table: Description, given: FederatedData | None = None) -> FederatedData:
+    """Data by name and options; or what was given, if it is the data the run began with."""
+    if "given" in table or given is not None:
+        if given is None:
+            raise ConfigError("This run's data cannot be named in a file. Pass it: data=...")
+        expected = table.get("fingerprint")
+        if expected is not None and given.fingerprint() != expected:
+            raise DataError("The data given are not those the run began with.")
+        return given
+    table = dict(table)
+    return data.make(_name(table, "data"), **table)
+
+
+def make_model(table: Description, source: FederatedData, given: Model | None = None) -> Model:
+    """A model by name, by import path, or as given."""
+    if "given" in table or given is not None:
+        if given is None:
+            raise ConfigError(
+                f"The model {table['given']} cannot be named in a file. Pass it: model=..."
+            )
+        if table.get("fingerprint", fingerprint(given)) != fingerprint(given):
+            raise ConfigError("The model given has other weights than the one the run began with.")
+        return given
+    options = dict(table)
+    loss = _function(options.pop("loss", LOSS_OF[source.task]))
+    head = options.pop("head", None)
+    head = tuple(head) if isinstance(head, list) else head
+    dtype = getattr(torch, str(options.pop("dtype", "float32")), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"Model: dtype must be float32 or float64. Got {table['dtype']!r}.")
+    if "import" in options:
+        module = load(options["import"])
+        arguments = options.get("arguments", {})
+        make: Any = lambda: module(**arguments)  # noqa: E731 - drawn anew for every key
+    else:
+        make = models.make(options.pop("name", "mlp"), source, **options)
+    return Model(make, loss, head, dtype, made_from=table)
+
+
+def load(path: str) -> Any:
+    """The object that "package.module:Name" names."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"'{path}' cannot be imported: {error}. Write it as package.module:Name."
+        ) from error
+
+
+def _function(value: Any) -> Any:
+    return load(value) if isinstance(value, str) and ":" in value else value
+
+
+def check(algorithm: Algorithm, source: FederatedData) -> None:
+    """Refuse a model that does not fit the data, and more groups than clients, before any work."""
+    groups = getattr(algorithm, "n_groups", None)
+    if groups is not None and groups > len(source):
+        raise ConfigError(
+            f"{type(algorithm).__name__}: n_groups must be at most the number of clients, "
+            f"{len(source)}. Got {groups}."
+        )
+    model = getattr(algorithm, "model", None)
+    if not isinstance(model, Model):
+        return
+    batch = source.gather("train", torch.tensor([0]))
+    batch = type(batch)(*(_few(leaf) for leaf in batch))
+    try:
+        with torch.no_grad():
+            output = model.apply(model.init(torch.tensor(0)), batch.x)
+            losses = model.loss_of(output, batch)
+    except Exception as error:
+        raise ConfigError(
+            f"Model: {model.title} does not fit the data, whose samples have shape "
+            f"{source.sample_shape} ({str(error).splitlines()[0]})."
+        ) from error
+    if source.task == "classification" and (output.ndim < 2 or output.shape[1] < source.n_outputs):
+        got = tuple(output.shape[1:])
+        raise ConfigError(
+            f"Model: {model.title} must have {source.n_outputs} outputs, one per class. Got {got}."
+        )
+    if losses.shape != batch.mask.shape:
+        raise ConfigError(
+            f"Model: the loss must give one value per sample. Got shape {tuple(losses.shape)} for "
+            f"{len(batch.mask)} samples."
+        )
+
+
+def _few(leaf: Any) -> Any:
+    if isinstance(leaf, dict):
+        return {name: _few(value) for name, value in leaf.items()}
+    return leaf[0, :2]
+
+
+def describe(algorithm: Algorithm, source: FederatedData, settings: Settings) -> Description:
+    """A run as plain data; the inverse of `build`."""
+    tables: Description = {"algorithm": {"name": name_of(algorithm)}}
+    for field in fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if isinstance(value, Model):
+            tables[field.name] = value.made_from or {
+                "given": value.title,
+                "fingerprint": fingerprint(value),
+            }
+        elif isinstance(value, LocalSGD):
+            tables[field.name] = _changed(value)
+        elif field.default is MISSING or value != field.default:
+            tables["algorithm"][field.name] = value
+    if source.name is not None and source.options is not None:
+        tables["data"] = {"name": source.name, **source.options}
+    else:
+        tables["data"] = {"given": True, "fingerprint": source.fingerprint()}
+    tables["run"] = _changed(settings)
+    return tables
+
+
+def _changed(value: Any) -> Description:
+    """The options of a dataclass that are not the default."""
+    return {
+        field.name: _named(getattr(value, field.name))
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    }
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, Callable):  # type: ignore[arg-type]
+        return value
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def fingerprint(model: Model) -> str:
+    """Checksum of a model's names and shapes."""
+    drawn = model.init(torch.tensor(0))
+    text = json.dumps([["/".join(path), list(leaf.shape)] for path, leaf in named_leaves(drawn)])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,184 @@
+"""The exam: each client's own model on its own test data. Examining never changes a run."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie import metrics
+from coterie.core.algorithm import Algorithm
+from coterie.core.client import Batch, Client, TaskInfo
+from coterie.core.errors import TaskError
+from coterie.core.federation import Federation, Rows
+from coterie.core.model import LOSSES
+from coterie.core.tree import Ids, Tree, flat, row
+from coterie.data.federated import FederatedData
+
+LOSS_OF = {
+    "classification": "cross_entropy",
+    "regression": "squared_error",
+    "reconstruction": "reconstruction",
+}
+
+
+class Scores(NamedTuple):
+    """One entry per client; nan for clients without samples to be scored on."""
+
+    ids: Ids
+    loss: Tensor
+    accuracy: Tensor  # nan unless there are classes
+    n: Tensor
+
+
+class Score:
+    """The exam as a task: what each client is handed, its own model, its outputs, two numbers."""
+
+    __name__ = "exam"
+
+    def __init__(self, algorithm: Algorithm, kind: str, split: str | None, stackable: bool) -> None:
+        self.__self__, self.kind = algorithm, kind
+        self.__task__ = TaskInfo(stackable, "exam", split)
+
+    def __call__(self, client: Client, given: Tree, test: Batch) -> dict[str, Tensor]:
+        algorithm = self.__self__
+        output = algorithm.predict(algorithm.personalise(client, given), test.x)
+        model = getattr(algorithm, "model", None)
+        losses = model.loss_of(output, test) if model else LOSSES[LOSS_OF[self.kind]](output, test)
+        right = (
+            output.argmax(1) == test.y if self.kind == "classification" else test.mask * torch.nan
+        )
+        return {
+            "loss": test.mean(losses.double()),
+            "accuracy": test.mean(right.double()),
+            "n": test.size,
+        }
+
+
+def examine(
+    algorithm: Algorithm,
+    fed: Federation,
+    state: Any,
+    kind: str,
+    *,
+    split: str = "test",
+    support: str = "train",
+    on: Batch | None = None,
+) -> Scores:
+    """Place whom nobody has placed, hand everyone its model, score it.
+
+    Parameters
+    ----------
+    kind
+        What the outputs are: "classification", "regression" or "reconstruction".
+    split
+        Data of each client that it is scored on.
+    support
+        Data a client shows where it has to be placed; "test" for clients that have nothing else.
+    on
+        Score everyone on this common batch instead.
+    """
+    ids = fed.everyone()
+    with fed.aside(support=support):
+        state = placed(algorithm, fed, state, ids)
+        given = [algorithm.deploy(state, ids), *([] if on is None else [on])]
+        stackable = algorithm.personalise.__func__.__task__.stackable  # type: ignore[attr-defined]
+        ask = Score(algorithm, kind, split if on is None else None, stackable)
+        try:
+            ids, reply = fed.map(ask, *given, to=ids)
+        except TaskError as error:
+            if "cannot be stacked" not in str(error):
+                raise
+            warnings.warn(f"The exam runs one client after the other: {error}", stacklevel=2)
+            ask = Score(algorithm, kind, split if on is None else None, False)
+            ids, reply = fed.map(ask, *given, to=ids)
+    some = reply["n"] > 0
+    loss, accuracy = (torch.where(some, reply[name], torch.nan) for name in ("loss", "accuracy"))
+    return Scores(ids, loss, accuracy, reply["n"])
+
+
+def placed(algorithm: Algorithm, fed: Federation, state: Any, ids: Ids) -> Any:
+    """A state in which everyone has a group."""
+    assignment = getattr(state, "assignment", None)
+    if assignment is None or not bool((assignment[ids] < 0).any()):
+        return state
+    return algorithm.place(fed, state, ids[assignment[ids] < 0])[0]
+
+
+class Oracle:
+    """Questions that only a simulation can answer, because it knows the truth."""
+
+    def __init__(
+        self, algorithm: Algorithm, fed: Federation, state: Any, data: FederatedData
+    ) -> None:
+        self.algorithm, self.fed, self.state, self.data = algorithm, fed, state, data
+
+    def ari(self, on: Ids | None = None) -> float | None:
+        """Agreement of the groups found with the true ones; None where it is undefined."""
+        found = getattr(self.state, "assignment", None)
+        if found is None or self.data.truth is None:
+            return None
+        return metrics.adjusted_rand(found, self.data.truth[: len(found)], on=on)
+
+    def identity(self) -> float | None:
+        """Share of clients in the right group under the best naming of groups."""
+        found = getattr(self.state, "assignment", None)
+        if found is None or self.data.truth is None:
+            return None
+        return metrics.identity_accuracy(found, self.data.truth[: len(found)])
+
+    def pooled(self, group: int) -> Batch:
+        """All test data of a true group."""
+        assert self.data.truth is not None
+        batch = self.data.gather("test", torch.nonzero(self.data.truth == group).flatten())
+        keep = batch.mask.flatten()
+        return Batch(*(_rows(leaf, keep) for leaf in batch))
+
+    def client_matrix(self) -> Tensor:
+        """Accuracy (or loss, without classes) of each client's model on each true group: [m, g]."""
+        columns = []
+        for group in self.groups():
+            scores = examine(
+                self.algorithm, self.fed, self.state, self.data.task, on=self.pooled(group)
+            )
+            columns.append(scores.accuracy if self.data.task == "classification" else scores.loss)
+        return torch.stack(columns, 1)
+
+    def groups(self) -> list[int]:
+        """The true groups."""
+        assert self.data.truth is not None
+        return sorted(set(self.data.truth.tolist()))
+
+    def on_own_group(self) -> Tensor:
+        """Score of each client's model on all test data of its true group (IFCA's local model)."""
+        assert self.data.truth is not None
+        names = torch.tensor(self.groups())
+        column = torch.searchsorted(names, self.data.truth)
+        return self.client_matrix().gather(1, column[:, None]).squeeze(1)
+
+    def cross_matrix(self) -> Tensor:
+        """Score of every group's model on each true group: [k, g]; nan for unused models."""
+        found = placed(self.algorithm, self.fed, self.state, self.fed.everyone()).assignment
+        per_client = self.client_matrix()
+        out = torch.full(
+            (int(found.max()) + 1, per_client.shape[1]), torch.nan, dtype=torch.float64
+        )
+        for model in found.unique().tolist():
+            out[model] = per_client[int((found == model).nonzero()[0])]
+        return out
+
+    def parameter_distance(self, nearest: bool = False) -> float | None:
+        """Mean distance of linear models to their true vectors, matched one to one."""
+        targets = self.data.extra.get("targets")
+        given = self.algorithm.deploy(self.state, self.fed.everyone())
+        if targets is None or not isinstance(given, Rows):
+            return None
+        k = len(next(iter(given.bank.values())))
+        models = torch.stack([flat(row(given.bank, j)) for j in range(k)])
+        return metrics.parameter_distance(models.double(), targets.double(), nearest=nearest)
+
+
+def _rows(leaf: Any, keep: Tensor) -> Any:
+    if isinstance(leaf, dict):
+        return {name: _rows(value, keep) for name, value in leaf.items()}
+    return leaf.flatten(0, 1)[keep]
