@@ -15,7 +15,7 @@ import torch
 from common import options, run, stays, table, write
 
 from coterie import metrics, models
-from coterie.algorithms import CLoVE, IFCA
+from coterie.algorithms import IFCA, CLoVE
 from coterie.core import Algorithm, LocalSGD, Model
 from coterie.data import FederatedData, digits
 from coterie.engines import Simulation

@@ -1,7 +1,7 @@
 """IFCA's Fig. 3, reduced: how often does some first draw of the models end at the true ones?
 
 m = 20 clients, n = 100 samples, d = 200, k = 2, noise 0.1: the published ratios at a fifth of the
-size. Coefficients are coin flips times R (the authors' code); first models are coin flips, unscaled.
+size. Coefficients are coin flips times R (the authors' code), first models coin flips, unscaled.
 Gradient averaging divided by all clients, 300 iterations of full-batch gradients. A trial is one
 draw of the data; it succeeds with the first of 3 steps x 10 draws whose mean distance, models and
 targets paired one to one, is at most 0.6 sigma + 1e-3, and stops there.
@@ -12,7 +12,6 @@ or is not finite), or when they moved by less than 1e-7 in the largest entry (co
 
 import time
 
-import torch
 from common import options, run, table, write
 
 from coterie import metrics, models
@@ -92,10 +91,10 @@ def trial(seed: int, scale: float, noise: float, draws: int, rounds: int, bar: f
             flips = uniform(fold(seed_key(draw), "first models"), (2, 200)) < 0.5
             fed = Simulation(data, seed=seed)
             fed.begin(-1)
-            state = method.init(fed)._replace(models={"weight": flips.float()})
+            old = flips.float()
+            start = method.init(fed)._replace(models={"weight": old})
             fed.commit()
-            old = state.models["weight"]
-            for state, _ in run(method, fed, rounds, state):
+            for state, _ in run(method, fed, rounds, start):
                 out["rounds"] += 1
                 new = state.models["weight"]
                 moved, old = float((new - old).abs().max()), new

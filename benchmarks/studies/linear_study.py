@@ -8,7 +8,7 @@ from the same kind of first models.
 from common import options, run, stays, table, write
 
 from coterie import metrics, models
-from coterie.algorithms import CLoVE, IFCA
+from coterie.algorithms import IFCA, CLoVE
 from coterie.core import LocalSGD, Model
 from coterie.data import linear_groups
 from coterie.engines import Simulation
@@ -54,7 +54,7 @@ def main() -> None:
             lines.append([f"{separation:g}", name, firsts, ends])
             print(*lines[-1], flush=True)
     table(
-        f"First round from which ARI is and stays 1 (of {args.rounds}), seeds 0 to {args.seeds - 1}",
+        f"First of {args.rounds} rounds from which ARI is and stays 1, seeds 0 to {args.seeds - 1}",
         ["separation", "method", "first round", "ARI at the end"],
         lines,
     )

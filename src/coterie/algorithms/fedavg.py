@@ -14,8 +14,6 @@ Departures: none. `weights="equal"` is the "global model" of the IFCA paper.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, task
@@ -53,10 +51,3 @@ class FedAvg(Algorithm):
 
     def deploy(self, state: State, ids: Ids) -> Params:
         return state.params
-
-    def predict(self, personal: Params, x: Any) -> Tensor:
-        return self.model.apply(personal, x)
-
-    @classmethod
-    def example(cls, problem: Any) -> "FedAvg":
-        return cls(problem.model, problem.local)

@@ -16,9 +16,9 @@ from coterie.core.client import Batch, Client
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.model import Model
-from coterie.core.random import fold, normal, uniform
+from coterie.core.random import bits, fold, normal, uniform
 from coterie.core.training import LocalSGD, descend
-from coterie.core.tree import Ids, Params, Tree, tree_map
+from coterie.core.tree import Ids, Params, Tree, put, tree_map
 
 
 class Grouped(Protocol):
@@ -55,6 +55,22 @@ def bank_losses(method: Grouped, shared: Params, models: Params, batch: Batch) -
     return method.model.probe(bank(shared, models), batch)
 
 
+def fresh(client: Client, n_rounds: int | None, use: int) -> Batch:
+    """All data; or, cut for so many rounds, this round's own part of it for one of two uses."""
+    if n_rounds is None:
+        return client.train
+    part = torch.arange(len(client.train.mask)) * 2 * n_rounds // client.train.size
+    return client.train.where(part == 2 * client.round + use)
+
+
+def smallest(losses: Tensor, ties: Literal["lowest", "random"], key: Tensor) -> Tensor:
+    """Index of the smallest loss."""
+    if ties == "lowest":
+        return losses.argmin()
+    draw = bits(fold(key, "ties"), tuple(losses.shape))
+    return torch.where(losses == losses.min(), draw, torch.iinfo(torch.int64).min).argmax()
+
+
 def bank(shared: Params, models: Params) -> Params:
     """Whole models, a row per group; the shared part is repeated without copying."""
     k = len(next(iter(models.values())))
@@ -64,15 +80,18 @@ def bank(shared: Params, models: Params) -> Params:
 # server
 
 
-def first_models(model: Model, key: Tensor, k: int, same: bool) -> tuple[Params, Params]:
-    """The shared part, and a bank of k drawn group parts or of k copies of one."""
+def first_models(
+    model: Model, key: Tensor, k: int, same: bool = False, at_right_angles: bool = False
+) -> tuple[Params, Params]:
+    """The shared part, and a bank of group parts: k draws, k copies, or an orthonormal set."""
     shared, models = model.split(model.init_many(key, k, same))
+    models = orthonormal(models, key) if at_right_angles else models
     return {name: leaf[0] for name, leaf in shared.items()}, models
 
 
-def means(method: Grouped, shared: Params, models: Params, by: str | Tensor) -> tuple[Mean, Mean]:
+def means(method: Grouped, state: Any, by: str | Tensor) -> tuple[Mean, Mean]:
     """Both parts averaged on the way in: over all, and by group."""
-    moving = {} if method.shared == "frozen" else shared
+    moving, models = {} if method.shared == "frozen" else state.shared, state.models
     if method.averaging == "gradient":
         moving, models = tree_map(torch.zeros_like, (moving, models))
     weight = "n" if method.weights == "samples" else None
@@ -121,16 +140,19 @@ def unplaced(assignment: Tensor, ids: Ids) -> Ids:
     return ids[assignment[ids] < 0]
 
 
-def run_lengths(assignment: Tensor, repeats: Tensor, ids: Ids, group: Tensor) -> Tensor:
-    """How often in a row each of some clients has now had its group, from its own rounds only."""
-    return torch.where(assignment[ids] == group, repeats[ids] + 1, 1)
+def noted(state: Any, ids: Ids, group: Tensor) -> Any:
+    """The state with new groups, and how often in a row each client has now had its own."""
+    repeats = torch.where(state.assignment[ids] == group, state.repeats[ids] + 1, 1)
+    assignment = put(state.assignment, ids, group)
+    return state._replace(assignment=assignment, repeats=put(state.repeats, ids, repeats))
 
 
-def settled(repeats: Tensor, ids: Ids, stable_after: int | None, fraction: float) -> bool:
-    """Whether enough of some clients had the same group in each of their last rounds."""
-    if stable_after is None or not len(ids):
-        return False
-    return bool((repeats[ids] >= stable_after).double().mean() >= fraction)
+def settled(method: Any, state: Any, ids: Ids) -> Tensor:
+    """Whether enough of some clients had the same group in each of their last rounds; latched."""
+    if method.stable_after is None or not len(ids):
+        return state.stable
+    share = (state.repeats[ids] >= method.stable_after).double().mean()
+    return state.stable | (share >= method.stable_fraction)
 
 
 def info(state: Any, ids: Ids, group: Tensor) -> Info:
@@ -143,21 +165,27 @@ def info(state: Any, ids: Ids, group: Tensor) -> Info:
     }
 
 
-def evidence(
-    asked: Ids, answered: Ids, group: Tensor, margin: Tensor, score: Tensor, assignment: Tensor
-) -> Evidence:
-    """Evidence in the order asked; the silent keep their group and are not judged."""
-    heard = torch.isin(asked, answered)  # answers come in the order asked
+def judged(
+    state: Any, asked: Ids, heard: Ids, nearest: Tensor, margin: Tensor, score: Tensor
+) -> tuple[Any, Evidence]:
+    """Give those without a group the nearest one; evidence in the order asked.
+
+    The silent keep what they had and are not judged.
+    """
+    known = state.assignment[heard]
+    assignment = put(state.assignment, heard, torch.where(known >= 0, known, nearest))
+    answered = torch.isin(asked, heard)  # answers come in the order asked
     nan = torch.full((len(asked),), torch.nan, dtype=torch.float64)
-    margin = nan.masked_scatter(heard, margin.double())
-    score = nan.masked_scatter(heard, score.double())
-    group = assignment[asked].masked_scatter(heard, group)
-    return Evidence(group, margin, score, ~(score > REFUSAL))
+    margin = nan.masked_scatter(answered, margin.double())
+    score = nan.masked_scatter(answered, score.double())
+    found = Evidence(assignment[asked], margin, score, ~(score > REFUSAL))
+    return state._replace(assignment=assignment), found
 
 
 def no_evidence(asked: Ids, assignment: Tensor) -> Evidence:
     """Nobody answered."""
-    return evidence(asked, asked[:0], asked[:0], torch.empty(0), torch.empty(0), assignment)
+    nan = torch.full((len(asked),), torch.nan, dtype=torch.float64)
+    return Evidence(assignment[asked], nan, nan, torch.ones(len(asked), dtype=torch.bool))
 
 
 def orthonormal(models: Params, key: Tensor) -> Params:

@@ -4,17 +4,12 @@ Every round each client evaluates the models of all groups on its own data, take
 smallest loss, and trains it; the server averages what comes back for each model. Nothing is
 clustered on the server, and everything hangs on the first models.
 
-References
-----------
-Ghosh, Chung, Yin, Ramchandran: An efficient framework for clustered federated learning, NeurIPS
-2020, arXiv 2006.04088: Algorithm 2, and its section on weight sharing.
-
+References: Ghosh, Chung, Yin, Ramchandran: An efficient framework for clustered federated learning,
+NeurIPS 2020, arXiv 2006.04088: Algorithm 2, and its section on weight sharing.
 Departures: `redraw` and `warm_up` come from the authors' code, `first` and `init_models` from later
 comparisons. Whether a client fits is judged by the statistic in `clustering/evidence.py`.
-
 Notes: equal losses go to the lowest index, so identical first models put everybody in group 0.
-Dividing gradients by the participants is the paper's rule under full participation. An empty group
-keeps its model, and rarely recovers.
+Dividing by the participants is the paper's rule under full participation. Empty groups stay empty.
 """
 
 from dataclasses import dataclass
@@ -28,12 +23,11 @@ from coterie.algorithms import groups
 from coterie.clustering.evidence import Reference, no_reference, reference, weigh
 from coterie.clustering.matching import clean_losses
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
-from coterie.core.client import Batch, Client, task
+from coterie.core.client import Client, task
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
-from coterie.core.random import bits, fold
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put, take
+from coterie.core.tree import Ids, Params, Tree, take
 
 
 class State(NamedTuple):
@@ -54,12 +48,10 @@ class IFCA(Algorithm):
     ----------
     n_groups
         Number of models, k.
-    averaging, divisor
-        Average models, or gradients (of all data, or of one batch of `local.batch_size`). The sum
-        of a group's gradients is divided by the number of `participants`, `all` clients (M) or
-        members (`cluster`).
-    weights
-        Weight of a client in an average.
+    averaging, divisor, weights
+        Average models, or gradients (of all data, or of one batch of `local.batch_size`), clients
+        alike or by samples. A group's sum of gradients is divided by the number of `participants`,
+        of `all` clients (M) or of its members (`cluster`).
     init_models, first
         Independent or identical first models; round 1 evaluates them or is dealt at random.
     shared
@@ -70,10 +62,9 @@ class IFCA(Algorithm):
     redraw, warm_up
         Draw the first models again, up to 100 times, until each is preferred by this share of a
         cohort; train so many rounds on a random equal partition before clients choose.
-    resample
-        Theory only: number of rounds T; data are split 2T ways, a part to choose, a part to train.
-    ties
-        Equal losses: the lowest index, or drawn from the client's key.
+    resample, ties
+        Theory only: for T rounds data are split 2T ways, a part to choose and a part to train;
+        equal losses go to the lowest index, or are drawn from the client's key.
     """
 
     model: Model
@@ -106,37 +97,29 @@ class IFCA(Algorithm):
         return State(shared, models, nobody, never, torch.tensor(False), no_reference(k, k))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
-        cohort = fed.cohort()
-        settled = groups.settled(state.repeats, cohort, self.stable_after, self.stable_fraction)
-        state = state._replace(stable=state.stable | settled)
+        cohort, told = fed.cohort(), None  # groups the server decides; None: clients choose
+        state = state._replace(stable=groups.settled(self, state, cohort))
         recheck = self.recheck_every is not None and fed.round % self.recheck_every == 0
-        group = None
         if fed.round < self.warm_up:
-            group = groups.equal_groups(fed, cohort, self.n_groups)
+            told = groups.equal_groups(fed, cohort, self.n_groups)
         elif fed.round == 0 and self.first == "random":
-            group = groups.random_groups(fed, cohort, self.n_groups)
+            told = groups.random_groups(fed, cohort, self.n_groups)
         elif state.stable and not recheck:
             state, _ = self.place(fed, state, groups.unplaced(state.assignment, cohort))
-            cohort = cohort[state.assignment[cohort] >= 0]
-            group = state.assignment[cohort]
-        if group is None:
-            means = groups.means(self, state.shared, state.models, by="group")
-            ids, reply = fed.map(
-                self.choose, state.shared, state.models, to=cohort, reduce=means
-            )  # lines 3-15
+            cohort = cohort[state.assignment[cohort] >= 0]  # a newcomer that stays silent waits
+            told = state.assignment[cohort]
+        if told is None:
+            means = groups.means(self, state, by="group")
+            ids, reply = fed.map(self.choose, state.shared, state.models, to=cohort, reduce=means)
             group = reply["group"]
         else:
-            means = groups.means(self, state.shared, state.models, by=group)
-            own = rows(state.models, group)
+            means, own = groups.means(self, state, by=told), rows(state.models, told)
             ids, reply = fed.map(self.train, state.shared, own, to=cohort, reduce=means)
-            group = group[torch.isin(cohort, ids)]
-        shared, models = groups.moved(self, fed, state, reply, group, self.divisor)
-        repeats = groups.run_lengths(state.assignment, state.repeats, ids, group)
-        assignment = put(state.assignment, ids, group)
-        # The models have moved, so members have to be asked anew before anyone is judged.
-        unknown = no_reference(self.n_groups, self.n_groups)
-        repeats = put(state.repeats, ids, repeats)
-        state = State(shared, models, assignment, repeats, state.stable, unknown)
+            group = told[torch.isin(cohort, ids)]
+        shared, models = groups.moved(self, fed, state, reply, group, self.divisor)  # lines 13-15
+        unknown = no_reference(self.n_groups, self.n_groups)  # the models moved: ask members anew
+        state = state._replace(shared=shared, models=models, reference=unknown)
+        state = groups.noted(state, ids, group)
         return state, groups.info(state, ids, group)
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
@@ -144,28 +127,23 @@ class IFCA(Algorithm):
         if not len(heard):
             return state, groups.no_evidence(ids, state.assignment)
         losses, n = clean_losses(reply["losses"]).double(), reply["n"]
-        known = state.assignment[heard] >= 0
-        group = torch.where(known, state.assignment[heard], losses.argmin(1))
-        if bool(known.any()):
-            members = reference(losses[known], group[known], n[known], self.n_groups)
+        group, member = state.assignment[heard], state.assignment[heard] >= 0
+        if bool(member.any()):
+            members = reference(losses[member], group[member], n[member], self.n_groups)
             state = state._replace(reference=members)
-        state = state._replace(assignment=put(state.assignment, heard, group))
         _, margin, score = weigh(state.reference, losses, n)
-        return state, groups.evidence(ids, heard, group, margin, score, state.assignment)
+        return groups.judged(state, ids, heard, losses.argmin(1), margin, score)
 
     @task
     def choose(self, client: Client, shared: Params, models: Params) -> dict[str, Tree]:
-        losses = groups.bank_losses(self, shared, models, self.fresh(client, 0))  # line 6
-        nearest = losses.argmin()
-        if self.ties == "random":
-            draw = bits(fold(client.key, "ties"), tuple(losses.shape))
-            lowest = torch.iinfo(torch.int64).min
-            nearest = torch.where(losses == losses.min(), draw, lowest).argmax()
+        part = groups.fresh(client, self.resample, 0)
+        losses = groups.bank_losses(self, shared, models, part)
+        nearest = groups.smallest(losses, self.ties, client.key)  # line 6
         return {**self.train(client, shared, take(models, nearest)), "group": nearest}
 
     @task
     def train(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:
-        client = client._replace(train=self.fresh(client, 1))
+        client = client._replace(train=groups.fresh(client, self.resample, 1))
         n = {"n": client.train.size} if self.weights == "samples" else {}
         return {**groups.work(self, client, shared, own), **n}  # lines 8 or 11
 
@@ -174,19 +152,5 @@ class IFCA(Algorithm):
         losses = groups.bank_losses(self, shared, models, client.train)
         return {"losses": losses, "n": client.train.size}
 
-    def fresh(self, client: Client, use: int) -> Batch:
-        """All data, or this round's own part of it for one of two uses."""
-        if self.resample is None:
-            return client.train
-        rows = torch.arange(len(client.train.mask)) * 2 * self.resample // client.train.size
-        return client.train.where(rows == 2 * client.round + use)
-
     def deploy(self, state: State, ids: Ids) -> Any:
         return rows(groups.bank(state.shared, state.models), state.assignment[ids].clamp(min=0))
-
-    def predict(self, personal: Params, x: Any) -> Tensor:
-        return self.model.apply(personal, x)
-
-    @classmethod
-    def example(cls, problem: Any) -> "IFCA":
-        return cls(problem.model, problem.local, n_groups=problem.n_groups)

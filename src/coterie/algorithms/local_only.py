@@ -12,9 +12,7 @@ all test data of the client's true group (`examine(..., on="group")`).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
-
-from torch import Tensor
+from typing import ClassVar, Literal, NamedTuple
 
 from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, Reply, task
@@ -59,10 +57,3 @@ class LocalOnly(Algorithm):
     @task
     def personalise(self, client: Client, given: Tree) -> Params:
         return client.state["params"]
-
-    def predict(self, personal: Params, x: Any) -> Tensor:
-        return self.model.apply(personal, x)
-
-    @classmethod
-    def example(cls, problem: Any) -> "LocalOnly":
-        return cls(problem.model, problem.local)

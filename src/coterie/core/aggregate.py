@@ -78,29 +78,28 @@ class Sums:
         finite = torch.isfinite(weight.reshape(m, -1).sum(1))
         for leaf in values:
             if leaf.is_floating_point():
-                finite = finite & torch.isfinite(leaf.reshape(m, -1).sum(1))
+                finite = finite & torch.isfinite(leaf.reshape(m, -1).sum(1, dtype=torch.float64))
         if not bool(finite.all()):
             self.broken += int((~finite).sum())
             values = [leaf[finite] for leaf in values]
             weight, position = weight[finite], position[finite]
+            if not len(position):
+                return
         group = self._groups(reply, position, finite)
         if mean.slots:
             self.weights += weight.sum(0)
         else:
             self.weights.index_add_(0, group, weight)
-        contributes = (weight.sum(1) if mean.slots else weight) > 0
+        earlier, who = self._first(weight, group, position)
         for total, leaf in zip(self.sums, values, strict=True):
-            if not leaf.is_floating_point():
-                self._keep_first(total, leaf, group, position, contributes)
+            if not leaf.is_floating_point():  # counters: the first contributor's value stands
+                own = leaf[who, torch.arange(self.rows)] if mean.slots else leaf[who]
+                total[earlier] = own[earlier]
             elif mean.slots:
                 total += torch.einsum("mk,mk...->k...", weight, leaf.double())
             else:
                 scaled = leaf.double() * weight.reshape(-1, *(1,) * (leaf.ndim - 1))
                 total.index_add_(0, group, scaled)
-        for row, place in zip(
-            group[contributes].tolist(), position[contributes].tolist(), strict=True
-        ):
-            self.first[row] = min(int(self.first[row]), place)
 
     def _groups(self, reply: dict[str, Tree], position: Tensor, finite: Tensor) -> Tensor:
         by = self.mean.by
@@ -108,24 +107,23 @@ class Sums:
             return torch.zeros_like(position)
         return (reply[by][finite] if isinstance(by, str) else by[position]).long()
 
-    def _keep_first(
-        self, total: Tensor, leaf: Tensor, group: Tensor, position: Tensor, counts: Tensor
-    ) -> None:
-        """Integers (counters) are not averaged: the first contributor's value stands."""
-        for i in torch.nonzero(counts).flatten().tolist():
-            if self.mean.slots:
-                rows = slice(None) if int(position[i]) < int(self.first[0]) else slice(0, 0)
-                total[rows] = leaf[i][rows]
-            elif int(position[i]) < int(self.first[group[i]]):
-                total[group[i]] = leaf[i]
-                self.first[group[i]] = position[i]
+    def _first(self, weight: Tensor, group: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows whose first contributor is among these clients, and which of them it is."""
+        if not self.mean.slots:
+            member = group[:, None] == torch.arange(self.rows, device=group.device)
+            weight = member * weight[:, None]  # [m, k]
+        never = torch.iinfo(torch.int64).max
+        place, who = torch.where(weight > 0, position[:, None], never).min(0)  # [k]
+        earlier = place < self.first
+        self.first = torch.minimum(place, self.first)
+        return earlier, who
 
     def result(self) -> Tree:
         """The means; rows without weight as they were."""
         if self.broken:
             warnings.warn(
-                f"{self.owner}: {self.broken} replies were not finite and were left out of the mean "
-                f"of '{self.mean.leaf}'.",
+                f"{self.owner}: {self.broken} replies were not finite and were left out of the "
+                f"mean of '{self.mean.leaf}'.",
                 stacklevel=3,
             )
         trained = self.weights > 0

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
@@ -50,7 +50,7 @@ class Algorithm(ABC):
         check_fields(self)
         self.check()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - a method may leave it out
         """Refuse combinations of options that cannot be run; default: none."""
 
     # server: sees `fed`, never data
@@ -91,16 +91,17 @@ class Algorithm(ABC):
 
     # mathematics
 
-    @abstractmethod
-    def predict(self, personal: Tree, x: Any) -> Tensor:
-        """Outputs for some inputs."""
+    def predict(self, personal: Tree, x: Any) -> Any:
+        """Outputs for some inputs; default: of the field `model`. No client, no fed: exportable."""
+        return self.model.apply(personal, x)  # type: ignore[attr-defined]
 
     # for the contract
 
     @classmethod
     def example(cls, problem: Any) -> "Algorithm":
-        """A small instance for a small problem; see `checks.Problem`."""
-        raise ConfigError(f"{cls.__name__}: example() must be given for `coterie check`.")
+        """A small instance for a small problem: the fields that `checks.Problem` has too."""
+        options = {field.name: getattr(problem, field.name, None) for field in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if value is not None})
 
 
 REGISTRY: dict[str, type[Algorithm]] = {}

@@ -32,6 +32,11 @@ class Batch(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of one value per row over the real rows, summed in double precision."""
+        if values.shape != self.mask.shape:
+            raise TaskError(
+                f"Batch.mean: there must be one value per sample, shape {list(self.mask.shape)}. "
+                f"Got {list(values.shape)}; a loss must not average over the samples itself."
+            )
         # A padded row may hold anything, so it is replaced, not multiplied by zero.
         values = torch.where(self.mask, values, torch.zeros_like(values))
         return (values.double() * self.share()).sum().to(values.dtype)
@@ -132,7 +137,8 @@ def as_reply(result: object, name: str) -> Reply:
     reply = result if isinstance(result, Reply) else Reply(result)  # type: ignore[arg-type]
     if not isinstance(reply.sent, dict):
         raise TaskError(
-            f"{name}: a task must return a dict of tensors or a Reply. Got {type(reply.sent).__name__}."
+            f"{name}: a task must return a dict of tensors or a Reply. "
+            f"Got {type(reply.sent).__name__}."
         )
     for path, leaf in [*named_leaves(reply.sent), *named_leaves(reply.keep or {})]:
         if not isinstance(leaf, Tensor):

@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 
 from coterie.core.errors import ConfigError, unknown
 
@@ -17,6 +17,8 @@ def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     loose = ConfigDict(arbitrary_types_allowed=True)
     adapters = {}
     for field in fields(cls):
+        if not field.init:
+            continue
         hint = hints[field.name]
         config = None if hasattr(hint, "__pydantic_config__") or _is_dataclass(hint) else loose
         adapters[field.name] = TypeAdapter(_instance_of(hint), config=config)
@@ -29,14 +31,12 @@ def _is_dataclass(hint: Any) -> bool:
 
 def _instance_of(hint: Any) -> Any:
     """Dataclasses among the fields are taken as they are, not taken apart."""
-    from pydantic import InstanceOf
-
-    return InstanceOf[hint] if _is_dataclass(hint) else hint
+    return InstanceOf[hint] if _is_dataclass(hint) else hint  # type: ignore[misc]
 
 
 def check_fields(owner: Any) -> None:
     """Check the options of a frozen dataclass, converting text such as "3" where that is meant."""
-    cls = type(owner)
+    cls: Any = type(owner)
     for name, adapter in _adapters(cls).items():
         value = getattr(owner, name)
         try:
@@ -50,7 +50,7 @@ def check_fields(owner: Any) -> None:
 
 def construct(cls: type[T], options: dict[str, Any]) -> T:
     """Build a dataclass from named options; unknown and missing names are errors."""
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    known = {field.name: field for field in fields(cls) if field.init}  # type: ignore[arg-type]
     for name in options:
         if name not in known:
             raise ConfigError(f"{cls.__name__}: " + unknown("option", name, known))

@@ -74,7 +74,8 @@ class Traffic:
 
     def forget(self) -> None:
         """A new round: clients hold nothing of the last one."""
-        self._held: dict[tuple[int, ...], tuple[Tree, set[int]]] = {}
+        # Bank and holders by the bank's name; a holder has all of it (row -1) or one row.
+        self._held: dict[tuple[int, ...], tuple[Tree, set[tuple[int, int]]]] = {}
 
     def add(self, phase: str, direction: str, ids: Ids, amount: Tensor | int) -> None:
         """Count bytes of some clients."""
@@ -98,12 +99,15 @@ class Traffic:
         name = tuple(id(leaf) for leaf in leaves(bank))
         # The tree is kept with its name, so that no other tensor can take over the id.
         _, holders = self._held.setdefault(name, (bank, set()))
-        known = torch.tensor([i in holders for i in ids.tolist()], dtype=torch.bool)
-        if isinstance(given, Rows):
-            k = len(leaves(bank)[0]) if leaves(bank) else 1
-            return torch.where(known, self.INDEX if whole else 0, whole // max(k, 1))
-        holders.update(ids.tolist())
-        return torch.where(known, 0, whole)
+        part = given.index.tolist() if isinstance(given, Rows) else [-1] * len(ids)
+        wanted = list(zip(ids.tolist(), part, strict=True))
+        known = torch.tensor(
+            [w in holders or (w[0], -1) in holders for w in wanted], dtype=torch.bool
+        )
+        holders.update(wanted)
+        if isinstance(given, Rows) and whole:
+            whole //= len(leaves(bank)[0])
+        return torch.where(known, min(self.INDEX, whole), whole)
 
     def total(self, *phases: str) -> int:
         """All bytes so far, of some phases or of all but the exam."""

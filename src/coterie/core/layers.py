@@ -45,10 +45,26 @@ def training(mask: Tensor, key: Tensor) -> Iterator[Mode]:
         _MODE.reset(token)
 
 
+@contextmanager
+def evaluating(mask: Tensor) -> Iterator[None]:
+    """Evaluation mode for layers that take statistics of their batch even there."""
+    token = _MODE.set(Mode(mask=mask))
+    try:
+        yield
+    finally:
+        _MODE.reset(token)
+
+
 class MaskedBatchNorm(nn.Module):
     """Batch norm whose statistics leave out padding; equal to torch's where nothing is padded."""
 
-    def __init__(self, like: nn.Module) -> None:
+    weight: Tensor | None
+    bias: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         self.eps, self.momentum = like.eps, like.momentum
         for name in ("weight", "bias"):
@@ -62,7 +78,7 @@ class MaskedBatchNorm(nn.Module):
         if mode.training or self.running_mean is None:
             mean, variance, count = self.statistics(x, mode.mask)
             if mode.training and self.running_mean is not None:
-                self.remember(mode, mean, variance, count)
+                self.remember(mode, self.running_mean, mean, variance, count)
         else:
             mean, variance = self.running_mean, self.running_var
         x = (x - mean.reshape(shape)) / torch.sqrt(variance.reshape(shape) + self.eps)
@@ -82,11 +98,13 @@ class MaskedBatchNorm(nn.Module):
         variance = ((rows - mean) ** 2 * real).sum(axes) / count
         return mean, variance, count
 
-    def remember(self, mode: Mode, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def remember(
+        self, mode: Mode, running_mean: Tensor, mean: Tensor, variance: Tensor, count: Tensor
+    ) -> None:
         seen = self.num_batches_tracked + 1
         step = 1.0 / seen if self.momentum is None else self.momentum
         unbiased = variance * count / (count - 1).clamp(min=1)
-        for old, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+        for old, new in ((running_mean, mean), (self.running_var, unbiased)):
             mode.updates.append((old, (old + step * (new - old)).detach()))
         mode.updates.append((self.num_batches_tracked, seen))
 
@@ -106,4 +124,5 @@ class KeyedDropout(nn.Module):
         mode.draws += 1
         shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
         keep = uniform(fold(mode.key, mode.draws), shape) >= self.p
-        return x * keep.to(x.dtype) / (1.0 - self.p)
+        scale = 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
+        return x * keep.to(x.dtype) * scale

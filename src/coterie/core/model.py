@@ -6,7 +6,7 @@ dropout are swapped for layers that know padding and keys (`core/layers.py`).
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from coterie.core.client import Batch
 from coterie.core.errors import ConfigError
-from coterie.core.layers import KeyedDropout, MaskedBatchNorm, current_mode
+from coterie.core.layers import KeyedDropout, MaskedBatchNorm, current_mode, evaluating
 from coterie.core.ops import probe
 from coterie.core.random import fold
 from coterie.core.tree import BUFFER, Params, stack
@@ -77,6 +77,13 @@ class Model:
     head: str | tuple[str, ...] | None = None
     dtype: torch.dtype = torch.float32
     made_from: dict[str, Any] | None = None
+    mixes_samples: bool = field(init=False, repr=False)
+    _evaluating: nn.Module = field(init=False, repr=False)
+    _training: nn.Module = field(init=False, repr=False)
+    _names: dict[str, str] = field(init=False, repr=False)  # leaf of the tree -> name in the module
+    _loose: set[str] = field(init=False, repr=False)  # buffers of layers that are not ours
+    _clustered: set[str] = field(init=False, repr=False)
+    title: str = field(init=False, repr=False)  # name of the wrapped module, for messages
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:
@@ -84,7 +91,7 @@ class Model:
                 f"Model: loss must be one of {', '.join(LOSSES)}, or a function. Got '{self.loss}'."
             )
         skeleton = self._drawn(0)
-        plain = skeleton
+        title = type(skeleton).__name__
         _swap(skeleton)
         names = {name: name for name, p in skeleton.named_parameters() if p.requires_grad}
         buffers = [name for name, p in skeleton.named_parameters() if not p.requires_grad]
@@ -99,15 +106,15 @@ class Model:
         set_ = object.__setattr__
         set_(self, "_evaluating", skeleton.eval())
         set_(self, "_training", copy.deepcopy(skeleton).train())
-        set_(self, "_names", names)  # leaf of the tree -> name in the module
+        set_(self, "_names", names)
         set_(self, "_loose", {BUFFER + name for name in buffers} - {BUFFER + n for n in own})
-        set_(self, "_title", type(plain).__name__)
+        set_(self, "title", title)
         set_(self, "mixes_samples", _mixes(skeleton))
         heads = (self.head,) if isinstance(self.head, str) else self.head or ()
         for head in heads:
             if not any(_within(name, head) for name in names.values()):
                 raise ConfigError(
-                    f"Model: head must name a part of {type(plain).__name__}. Got '{head}'; known: "
+                    f"Model: head must name a part of {title}. Got '{head}'; known: "
                     f"{', '.join(name for name, _ in skeleton.named_children())}."
                 )
         clustered = {
@@ -136,8 +143,7 @@ class Model:
         module = self._drawn(int(key) & (2**63 - 1))
         values = dict(module.named_parameters()) | dict(module.named_buffers())
         return {
-            leaf: values[name].detach().clone().to(key.device)
-            for leaf, name in self._names.items()  # type: ignore[attr-defined]
+            leaf: values[name].detach().clone().to(key.device) for leaf, name in self._names.items()
         }
 
     def init_many(self, key: Tensor, k: int, same: bool = False) -> Params:
@@ -147,14 +153,17 @@ class Model:
     def apply(self, params: Params, x: Any) -> Any:
         """Outputs of the network."""
         training = current_mode().training
-        module: nn.Module = self._training if training else self._evaluating  # type: ignore[attr-defined]
-        values = {name: params[leaf] for leaf, name in self._names.items()}  # type: ignore[attr-defined]
+        module = self._training if training else self._evaluating
+        values = {name: params[leaf] for leaf, name in self._names.items()}
         if training:  # a foreign layer may write into its buffers; the caller's stay as they are
-            values |= {self._names[b]: params[b].clone() for b in self._loose}  # type: ignore[attr-defined]
+            values |= {self._names[b]: params[b].clone() for b in self._loose}
         return torch.func.functional_call(module, values, (_cast(x, self.dtype),))
 
     def losses(self, params: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
         """One loss per sample."""
+        if self.mixes_samples and not current_mode().training:
+            with evaluating(batch.mask):
+                return self.loss_of(self.apply(params, batch.x), batch)
         return self.loss_of(self.apply(params, batch.x), batch)
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
@@ -164,13 +173,13 @@ class Model:
 
     def probe(self, models: Params, batch: Batch) -> Tensor:
         """Mean loss of each model of a bank on a batch, in evaluation mode: [k]."""
-        return probe(self.losses, models, batch, flattens=not self.mixes_samples)  # type: ignore[attr-defined]
+        return probe(self.losses, models, batch, flattens=not self.mixes_samples)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """What all groups share (nothing unless there is a head), and what belongs to a group."""
-        clustered: set[str] = self._clustered  # type: ignore[attr-defined]
-        shared = {leaf: value for leaf, value in params.items() if leaf not in clustered}
-        return shared, {leaf: value for leaf, value in params.items() if leaf in clustered}
+        own = self._clustered
+        shared = {leaf: value for leaf, value in params.items() if leaf not in own}
+        return shared, {leaf: value for leaf, value in params.items() if leaf in own}
 
     def merge(self, shared: Params, clustered: Params) -> Params:
         """The inverse of `split`."""
@@ -180,7 +189,7 @@ class Model:
         """What enters the head."""
         if not isinstance(self.head, str):
             raise ConfigError(f"Model: features need one head, got {self.head!r}.")
-        module: nn.Module = self._training if current_mode().training else self._evaluating  # type: ignore[attr-defined]
+        module = self._training if current_mode().training else self._evaluating
         seen: list[Tensor] = []
         hook = module.get_submodule(self.head).register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0])
@@ -194,14 +203,9 @@ class Model:
     def plain(self, params: Params) -> nn.Module:
         """The user's own module with these weights, in evaluation mode."""
         module = self._drawn(0)
-        values = {name: params[leaf] for leaf, name in self._names.items()}  # type: ignore[attr-defined]
+        values = {name: params[leaf] for leaf, name in self._names.items()}
         module.load_state_dict(values, strict=False)
         return module.eval()
-
-    @property
-    def title(self) -> str:
-        """Name of the wrapped module, for messages."""
-        return self._title  # type: ignore[attr-defined,no-any-return]
 
 
 def _within(name: str, part: str) -> bool:
@@ -227,10 +231,11 @@ def _swap(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout:
             raise ConfigError(
-                f"Model: {type(layer).__name__} must have dropout=0, because it draws from the global "
-                f"generator. Got {layer.dropout}; put an nn.Dropout beside it."
+                f"Model: {type(layer).__name__} must have dropout=0, because it draws from the "
+                f"global generator. Got {layer.dropout}; put an nn.Dropout beside it."
             )
-        for name, child in list(layer.named_children()):
+        # Not named_children: it passes over the second place of a layer that is used twice.
+        for name, child in list(layer._modules.items()):
             if isinstance(child, _BATCH_NORMS):
                 setattr(layer, name, MaskedBatchNorm(child))
             elif isinstance(child, _CHANNEL_DROPOUTS):

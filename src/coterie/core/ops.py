@@ -103,7 +103,7 @@ class _Operation(torch.autograd.Function):
             for leaf, dim in zip(tensors, dims[1:], strict=True)
         )
         merged = [_merge(t, d, size, width) for t, d in zip(tensors, dims[1:], strict=True)]
-        out = _Operation.apply(run, *merged)
+        out = _Operation.apply(run, *merged)  # type: ignore[no-untyped-call]
         return tuple(leaf.unflatten(0, (size, width)) for leaf in out), (0,) * len(out)
 
 
@@ -123,7 +123,8 @@ def _operate(run: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
     def on_leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(leaves(run(rebuild(tree, tensors))))
 
-    out = _Operation.apply(on_leaves, *(leaf.unsqueeze(0) for leaf in leaves(tree)))
+    stacked = (leaf.unsqueeze(0) for leaf in leaves(tree))
+    out = _Operation.apply(on_leaves, *stacked)  # type: ignore[no-untyped-call]
     return rebuild(like, (leaf.squeeze(0) for leaf in out))
 
 
@@ -146,29 +147,38 @@ def probe(losses: Losses, models: Params, batch: Batch, flattens: bool = False) 
     clients may run as one batch.
     """
     kernel = _KERNEL.get()
-    like = torch.empty(0)
-    out: Tensor = _operate(
-        lambda stacked: kernel.probe(losses, *stacked, flattens), (models, batch), like
-    )
+
+    def run(stacked: tuple[Params, Batch]) -> Tensor:
+        return kernel.probe(losses, *stacked, flattens=flattens)
+
+    out: Tensor = _operate(run, (models, batch), like=torch.empty(0))
     return out
 
 
 def _refuse_stacked_closure(function: Any) -> None:
     """A closure over a client's tensor would be read with the wrong client, so it is refused."""
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType):
+    if any(torch._C._functorch.is_batchedtensor(leaf) for leaf in _held(function, set())):
+        raise TaskError(
+            f"LocalSGD: {function.__qualname__} must not close over a client's tensor, "
+            "because clients are stacked. Pass it by given=(...) and take it as an argument."
+        )
+
+
+def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors a function closes over, by itself or by a function it calls."""
+    if id(value) in seen:
         return
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue
-        try:
-            held = leaves(value) if isinstance(value, Tensor | dict | tuple | list) else []
-        except RecursionError:
-            continue
-        if any(isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in held):
-            raise TaskError(
-                f"LocalSGD: {function.__qualname__} must not close over a client's tensor, "
-                "because clients are stacked. Pass it by given=(...) and take it as an argument."
-            )
+    seen.add(id(value))
+    function = getattr(value, "__func__", value)
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _held(part, seen)
+    elif isinstance(function, FunctionType):
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            yield from _held(held, seen)

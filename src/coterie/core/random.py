@@ -65,7 +65,7 @@ def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1), each on a grid of 2**-24 so that every floating type holds them exactly.
+    """Numbers in [0, 1), each on a grid of 2**-24, which float32 and float64 hold exactly.
 
     >>> uniform(seed_key(1), (2,)).shape
     torch.Size([2])

@@ -148,8 +148,9 @@ class LocalSGD:
             batch = batch._replace(x=self.augment(batch.x, fold(key, "augment")))
         with training(batch.mask, key) as mode:
             whole = join(params, trained, fixed)
+            value: Any
             if fit.direction is not None:
-                value = part(fit.direction(whole, batch, key, *given))[0]
+                value, _ = part(fit.direction(whole, batch, key, *given))
             else:
                 value = batch.mean(fit.losses(whole, batch, key, *given))
                 if fit.penalty is not None:
@@ -223,7 +224,8 @@ class LocalSGD:
 
 def part(params: Tree) -> tuple[Leaves, Leaves]:
     """Leaves that are trained, and those that are not: buffers and integers."""
-    trained, fixed = [], []
+    trained: Leaves = []
+    fixed: Leaves = []
     for path, leaf in named_leaves(params):
         (trained if trainable(path, leaf) else fixed).append(leaf)
     return trained, fixed

@@ -25,17 +25,19 @@ def dump(tree: Tree, note: dict[str, str] | None = None) -> bytes:
     arrays = {str(i): leaf.detach().cpu().contiguous() for i, leaf in enumerate(leaves(tree))}
     # Arrays that share memory (stride-0 views, tied weights) are written as copies.
     arrays = {name: leaf.clone() for name, leaf in arrays.items()}
-    return save_tensors(arrays, {"tree": json.dumps(_shape(tree, iter(arrays))), **(note or {})})
+    about = {"tree": _shape(tree, iter(arrays)), "note": note or {}}
+    # One entry: safetensors writes several in no fixed order.
+    return save_tensors(arrays, {"coterie": json.dumps(about)})
 
 
 def load(data: bytes, like: Tree = None) -> Tree:
     """The tree in some bytes; named tuples come back as dicts unless `like` gives their types."""
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        shape = json.loads(header["__metadata__"]["tree"])
+        shape = json.loads(header["__metadata__"]["coterie"])["tree"]
         arrays = load_tensors(data)
         return _restore(_build(shape, arrays), like)
-    except (SafetensorError, ValueError, KeyError, IndexError) as error:
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"wire: the bytes are damaged or not Coterie's ({error}).") from error
 
 

@@ -36,8 +36,9 @@ class Stacked:
         if len(leaves(models)[0]) > 1 or not flattens:
             return self._loop.probe(losses, models, batch, flattens)
         bank = row(models, 0)
-        s, n = batch.mask.shape
-        rows = tree_map(lambda leaf: leaf.expand(s, *leaf.shape[1:]).flatten(0, 1), batch)
+        s, n = stack_size(batch), batch.mask.shape[1]
+        batch = tree_map(lambda leaf: leaf.expand(s, *leaf.shape[1:]), batch)
+        rows = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
         mean = torch.vmap(Batch.mean)
         k = len(leaves(bank)[0])
         columns = [mean(batch, losses(row(bank, j), rows).reshape(s, n)) for j in range(k)]
@@ -45,7 +46,7 @@ class Stacked:
 
     def _warn(self, losses: Losses, error: Exception) -> None:
         owner = getattr(losses, "__self__", None)
-        name = getattr(owner, "title", None) or getattr(losses, "__qualname__", "the loss")
+        name = str(getattr(owner, "title", getattr(losses, "__qualname__", "the loss")))
         if name in self._warned:
             return
         self._warned.add(name)
@@ -92,7 +93,7 @@ def _fit(fit: Fit, stacked: Tree) -> Tree:
     for t in range(int(totals[0])):
         running = int((totals > t).sum())
         if running < active:
-            _copy(out_trained, trained), _copy(out_fixed, fixed)
+            _copy(out_trained + out_fixed, trained + fixed)
             active = running
             trained, fixed = _head(trained, active), _head(fixed, active)
             state = {name: _head(part_, active) for name, part_ in state.items()}
@@ -100,7 +101,7 @@ def _fit(fit: Fit, stacked: Tree) -> Tree:
         index = () if rows is None else (rows[:active, t], real[:active, t])
         gradients, fixed = step(trained, fixed, batch, index, keys[:active, t], given)
         local.move(trained, list(gradients), state, rate)
-    _copy(out_trained, trained), _copy(out_fixed, fixed)
+    _copy(out_trained + out_fixed, trained + fixed)
     back = order.argsort()
     return tree_map(lambda leaf: leaf.index_select(0, back), join(params, out_trained, out_fixed))
 
@@ -108,7 +109,7 @@ def _fit(fit: Fit, stacked: Tree) -> Tree:
 def _schedules(
     local: LocalSGD, mask: Tensor, key: Tensor, totals: Tensor
 ) -> tuple[Tensor | None, Tensor]:
-    """Rows of every client's steps and which are real: [s, t, b]; None where all data is a batch."""
+    """Rows of every client's steps and which are real: [s, t, b]; None: all data is a batch."""
     if local.batch_size is None:
         return None, mask
     size = local.batch_size
@@ -118,7 +119,8 @@ def _schedules(
     epoch = t // per_epoch[:, None]  # [s, t]
     place = (t % per_epoch[:, None])[..., None] * size + torch.arange(size, device=mask.device)
     draw = torch.vmap(permutation)
-    epochs = range(int(epoch[torch.arange(len(n)), totals.to(mask.device) - 1].max()) + 1)
+    last = (totals - 1).clamp(min=0).to(mask.device)
+    epochs = range(int(epoch[torch.arange(len(n)), last].max()) + 1)
     orders = torch.stack([draw(fold(key, "epoch", e), mask) for e in epochs], 1)  # [s, e, n]
     epoch = epoch.clamp(max=len(epochs) - 1)
     client = torch.arange(len(n), device=mask.device)[:, None, None]

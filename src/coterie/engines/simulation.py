@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from coterie.core import wire as bytes_
 from coterie.core.algorithm import Algorithm
-from coterie.core.client import Client, Reply, Source, as_reply
-from coterie.core.errors import CoterieError, TaskError
+from coterie.core.client import Client, Source, as_reply
+from coterie.core.errors import ConfigError, CoterieError, TaskError
 from coterie.core.federation import Call, Each, Federation, Rows
 from coterie.core.ops import Kernel, Loop, using
 from coterie.core.random import fold
@@ -66,6 +67,11 @@ class Simulation(Federation):
         self.source, self.stack, self.wire = source, stack and not wire, wire
         self.chunk, self.faults = chunk, faults
         self.joins = torch.as_tensor(joins) if joins is not None else None
+        if joins is not None and (len(joins) != len(self.names) or list(joins) != sorted(joins)):
+            raise ConfigError(
+                f"Simulation: joins must have a round for each of {len(self.names)} clients, in "
+                f"rising order. Got {list(joins)}."
+            )
         self.device = torch.device(device)
         self.kernel: Kernel = Stacked() if self.stack else Loop()
         self.memory = Memory()
@@ -95,6 +101,7 @@ class Simulation(Federation):
 
     def _heard(self, call: Call) -> Tensor:
         """Who will answer; lost clients do no work, so nothing of them is touched."""
+        self._missing = ""
         if self.faults is None or call.phase == "exam":
             return torch.ones(len(call.ids), dtype=torch.bool)
         dropped, late = self.faults.lost(call.key, self._name_keys[call.ids])
@@ -112,18 +119,16 @@ class Simulation(Federation):
         """Clients asked for the first time set up their memory."""
         owner = getattr(call.task, "__self__", None)
         owner = getattr(owner, "algorithm", owner)  # the exam asks on behalf of a method
-        plain = not isinstance(owner, Algorithm) or (
-            type(owner).client_init is Algorithm.client_init
-        )
         for client in ids.tolist():
-            if not self.memory.knows(client):
-                if plain:
-                    self.memory.keep(client, {})
-                    continue
+            if self.memory.knows(client):
+                continue
+            memory = {}
+            if isinstance(owner, Algorithm) and type(owner).client_init != Algorithm.client_init:
                 own = fold(fold(self.run_key, "client_init"), self._name_keys[client])
                 me = row(self._client(call, torch.tensor([client]), {}), 0)
                 with torch.no_grad():
-                    self.memory.keep(client, owner.client_init(me._replace(key=own)))
+                    memory = owner.client_init(me._replace(key=own))
+            self.memory.keep(client, memory)
 
     def _client(self, call: Call, ids: Ids, state: Tree) -> Client:
         """Clients on a leading axis; what they share is repeated without copying."""
@@ -157,7 +162,8 @@ class Simulation(Federation):
         common = Client(0, 0, 0, 0, 0, None, None)  # type: ignore[arg-type]
         client = client._replace(run_key=client.run_key[0], round=client.round[0])
         try:
-            sent, keep = torch.vmap(one, in_dims=(common, *axes))(client, *given)
+            with self._no_global_draws(call):
+                sent, keep = torch.vmap(one, in_dims=(common, *axes))(client, *given)
         except CoterieError:
             raise
         except Exception as error:
@@ -187,9 +193,9 @@ class Simulation(Federation):
         handed += tuple(row(extra, 0) for extra in self._extra(call, ids))
         if self.wire:
             handed = tuple(bytes_.load(bytes_.dump(tree), like=tree) for tree in handed)
-        before = torch.get_rng_state()
         try:
-            reply = as_reply(call.task(client, *handed), call.name)
+            with self._no_global_draws(call):
+                reply = as_reply(call.task(client, *handed), call.name)
         except CoterieError:
             raise
         except Exception as error:
@@ -197,21 +203,22 @@ class Simulation(Federation):
                 f"{call.name}: client '{self.names[number]}' failed in round {self.round + 1}: "
                 f"{error}"
             ) from error
+        sent, keep = reply.sent, reply.keep or {}
+        if self.wire:
+            sent, keep = (bytes_.load(bytes_.dump(part), like=part) for part in (sent, keep))
+        if keep:
+            self.memory.keep(number, tree_map(torch.clone, keep))
+        return sent
+
+    @contextmanager
+    def _no_global_draws(self, call: Call) -> Iterator[None]:
+        before = torch.get_rng_state()
+        yield
         if not torch.equal(before, torch.get_rng_state()):
             raise TaskError(
                 f"{call.name}: a task must not draw from the global generator. Use client.key with "
                 "coterie.core.random, and nn.Dropout instead of functional dropout."
             )
-        if self.wire:
-            reply = Reply(
-                *(
-                    None if t is None else bytes_.load(bytes_.dump(t), like=t)
-                    for t in (reply.sent, reply.keep)
-                )
-            )
-        if reply.keep is not None:
-            self.memory.keep(number, tree_map(torch.clone, reply.keep))
-        return reply.sent
 
     def _blame(self, call: Call, position: Tensor, error: Exception) -> TaskError:
         """Whose fault it is: a client's, or that of a task which cannot be stacked."""

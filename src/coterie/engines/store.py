@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from coterie.core.errors import TaskError
 from coterie.core.tree import Tree, leaves, row, tree_map
 
 
@@ -43,8 +44,11 @@ class Memory:
         """What some clients remember, on a leading axis; samples padded to a length."""
         trees = [self.get(client) for client in clients]
         first = trees[0]
-        if not leaves(first):
-            return first
+        if any(tree.keys() != first.keys() for tree in trees):
+            raise TaskError(
+                "client.state: all clients must remember the same names to be stacked. Set them "
+                "up in client_init, or mark the task @task(stackable=False)."
+            )
         out = {}
         for name in first:
             parts = [tree[name] for tree in trees]

@@ -1,0 +1,12 @@
+"""The contract of a method, as tests anyone can run.
+
+>>> from coterie.checks import check_algorithm
+>>> print(check_algorithm("fedavg", only=["seeds_decide", "zero_epochs"]))  # doctest: +SKIP
+FedAvg keeps the contract: 2 checks passed.
+"""
+
+from coterie.checks.contract import CHECKS
+from coterie.checks.problem import Problem, tiny
+from coterie.checks.report import Report, Result, assert_contract, check_algorithm
+
+__all__ = ["CHECKS", "Problem", "Report", "Result", "assert_contract", "check_algorithm", "tiny"]

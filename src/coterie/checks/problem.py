@@ -1,0 +1,103 @@
+"""The tiny problem every method is tried on, and its data behind a guard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.client import Batch, Source
+from coterie.core.model import Model
+from coterie.core.training import LocalSGD
+from coterie.core.tree import Ids, Tree
+from coterie.data.federated import FederatedData
+from coterie.data.synthetic import blobs
+from coterie.models.mlp import MLP
+
+N_INPUTS, N_CLASSES, N_GROUPS = 4, 3, 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `Algorithm.example` is given to build a small instance of a method."""
+
+    data: FederatedData
+    model: Model
+    local: LocalSGD
+    n_groups: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the weights."""
+        return self.model.dtype
+
+
+class Normed(nn.Module):
+    """A net whose layers behave differently in training: batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(N_INPUTS, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)
+        )
+        self.output = nn.Linear(8, N_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.body(x))  # type: ignore[no-any-return]
+
+
+def plain() -> nn.Module:
+    """The net of the tiny problem; its body is larger than its head."""
+    return MLP(N_INPUTS, N_CLASSES, hidden=(8,))
+
+
+def tiny(
+    n: int = 14,
+    clients_per_group: int = 3,
+    epochs: int = 1,
+    learning_rate: float = 0.2,
+    net: Literal["plain", "normed"] = "plain",
+) -> Problem:
+    """Two groups that name three clouds differently; clients of unequal size; double precision.
+
+    >>> tiny().data.sizes("train")
+    tensor([12,  7,  5,  6, 13, 10])
+    """
+    data = blobs(N_GROUPS, clients_per_group, n, N_INPUTS, N_CLASSES, unequal=True, test=20)
+    model = Model(plain if net == "plain" else Normed, dtype=torch.float64)
+    local = LocalSGD(learning_rate=learning_rate, epochs=epochs, batch_size=4)
+    return Problem(data, model, local, N_GROUPS)
+
+
+class Guarded:
+    """Data as engines ask for them, and no more; test data are refused until it is opened."""
+
+    def __init__(self, data: FederatedData) -> None:
+        self.names: Sequence[str] = data.names
+        self.opened, self.refused = False, 0
+
+        def gather(split: str, ids: Ids) -> Batch:
+            if split == "test" and not self.opened:
+                self.refused += 1
+                raise PermissionError("test data are for the exam alone")
+            return data.gather(split, ids)
+
+        # Closures, so that nothing on this object leads to the pool or to the truth.
+        self._gather, self._sizes, self._facts = gather, data.sizes, data.facts
+
+    def gather(self, split: str, ids: Ids) -> Batch:
+        """Samples of some clients."""
+        return self._gather(split, ids)
+
+    def sizes(self, split: str) -> Tensor:
+        """Number of samples of every client."""
+        return self._sizes(split)
+
+    def facts(self, ids: Ids) -> Tree:
+        """What some clients know of themselves."""
+        return self._facts(ids)
+
+
+def _is_a_source(guarded: Guarded) -> Source:  # for the type checker
+    return guarded

@@ -1,0 +1,123 @@
+"""Run the contract and say what came out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from coterie.checks.contract import CHECKS, Broken, DoesNotApply
+from coterie.checks.problem import Problem
+from coterie.checks.trial import Make
+from coterie.core.algorithm import Algorithm, find
+from coterie.core.errors import ConfigError, unknown
+from coterie.core.model import Model
+from coterie.core.training import LocalSGD
+
+ENGINES = ("loop", "stacked", "wire")
+
+
+class Result(NamedTuple):
+    """What one check found."""
+
+    check: str
+    passed: bool
+    sentence: str
+
+
+class Report(list[Result]):
+    """The results of all checks of a method, in order."""
+
+    def __init__(self, method: str, results: Iterable[Result]) -> None:
+        super().__init__(results)
+        self.method = method
+
+    @property
+    def failures(self) -> list[Result]:
+        """The checks that did not pass."""
+        return [result for result in self if not result.passed]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all did."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        if self.passed:
+            return f"{self.method} keeps the contract: {len(self)} checks passed."
+        lines = [
+            f"{self.method} breaks the contract in {len(self.failures)} of {len(self)} checks."
+        ]
+        return "\n".join([*lines, *(f"  {r.check}: {r.sentence}" for r in self.failures)])
+
+
+Subject = str | Algorithm | type[Algorithm] | Callable[[Problem], Algorithm]
+
+
+def check_algorithm(
+    method: Subject, engines: Sequence[str] = ENGINES, only: Iterable[str] | None = None
+) -> Report:
+    """Try a method on everything the contract asks of it.
+
+    Parameters
+    ----------
+    method
+        A class with `example`, the name of one, a function that builds an instance for a
+        `Problem`, or an instance, whose nets and local training are replaced by the problem's.
+    engines
+        Engines to try each check on.
+    only
+        Names of the checks to run; all of `CHECKS` if None.
+    """
+    names = list(CHECKS) if only is None else list(only)
+    for name in names:
+        if name not in CHECKS:
+            raise ConfigError(unknown("check", name, CHECKS))
+    for engine in engines:
+        if engine not in ENGINES:
+            raise ConfigError(unknown("engine", engine, ENGINES))
+    title, make = _maker(method)
+    return Report(title, (_result(name, make, engines) for name in names))
+
+
+def assert_contract(
+    method: Subject, engines: Sequence[str] = ENGINES, only: Iterable[str] | None = None
+) -> None:
+    """`check_algorithm` for a test: an AssertionError with all that is wrong."""
+    report = check_algorithm(method, engines, only)
+    if not report.passed:
+        raise AssertionError(str(report))
+
+
+def _maker(method: Subject) -> tuple[str, Make]:
+    if isinstance(method, str):
+        method = find(method)
+    if isinstance(method, type):
+        return method.__name__, method.example
+    if isinstance(method, Algorithm):
+        return type(method).__name__, lambda problem: _fitted_to(method, problem)
+    return getattr(method, "__name__", "The method"), method
+
+
+def _fitted_to(algorithm: Algorithm, problem: Problem) -> Algorithm:
+    own: dict[type, Any] = {Model: problem.model, LocalSGD: problem.local}
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    return replace(
+        algorithm, **{name: own[type(v)] for name, v in values.items() if type(v) in own}
+    )
+
+
+def _result(name: str, make: Make, engines: Sequence[str]) -> Result:
+    check = CHECKS[name]
+    explanation = " ".join((check.__doc__ or "").split())
+    for engine in engines:
+        try:
+            check(make, engine)
+        except Broken as broken:
+            return Result(name, False, f"{broken} (engine: {engine})")
+        except DoesNotApply as reason:
+            return Result(name, True, f"Does not apply: {reason}")
+        except Exception as error:  # the method's own: a finding, not a failure of the check
+            what = f"{type(error).__name__}: {error}"
+            return Result(
+                name, False, f"{explanation} Instead it stopped with {what} (engine: {engine})"
+            )
+    return Result(name, True, explanation)

@@ -1,0 +1,185 @@
+"""Trials: short runs that are watched, and can be disturbed, and how their outcomes compare."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coterie.checks.problem import Problem
+from coterie.core.aggregate import Mean, as_means
+from coterie.core.algorithm import Algorithm, grow
+from coterie.core.client import Client, Source, TaskInfo
+from coterie.core.errors import FederationError
+from coterie.core.federation import Call, Federation
+from coterie.core.model import Model
+from coterie.core.random import seed_key
+from coterie.core.tree import Ids, Tree, n_bytes, named_leaves, tree_map
+from coterie.engines.simulation import Simulation
+
+Make: TypeAlias = Callable[[Problem], Algorithm]
+"""Builds the method under test; a fresh instance each time."""
+
+ROUNDING = 1e-9  # of double precision, after a few dozen steps
+EXACTLY = 0.0
+
+
+class Exchange(NamedTuple):
+    """One exchange as the server saw it."""
+
+    task: str
+    round: int
+    heard: Ids
+    sizes: dict[str, int]  # bytes of each part of one client's reply
+    reduced: frozenset[str]  # the parts that were averaged on the way in
+    held: int  # bytes of the parts that were not, of all clients
+
+
+class Watched(Simulation):
+    """A simulation that writes down its exchanges, and can be told to spoil them."""
+
+    def __init__(self, source: Source, engine: str, seed: int = 0, **options: Any) -> None:
+        super().__init__(source, seed, stack=engine == "stacked", wire=engine == "wire", **options)
+        self.log: list[Exchange] = []
+        self.silent: int | None = None  # number of an exchange that nobody answers
+        self.poisoned: int | None = None  # client whose replies are not numbers
+        self._number = 0
+        self._last: dict[str, int] = {}
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self._number = 0
+
+    def map(
+        self,
+        task: Callable[..., Any],
+        *given: Any,
+        to: Ids,
+        reduce: Mean | Sequence[Mean] | None = None,
+        at_least: int = 1,
+    ) -> tuple[Ids, dict[str, Any]]:
+        self._last = {}
+        ids, reply = super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
+        reduced = frozenset(mean.leaf for mean in as_means(reduce))
+        held = sum(n_bytes(part) for name, part in reply.items() if name not in reduced)
+        self.log.append(Exchange(task.__name__, self.round, ids, self._last, reduced, held))
+        return ids, reply
+
+    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        number, self._number = self._number, self._number + 1
+        if number == self.silent:
+            return
+        for position, reply in super().exchange(call):
+            if self.poisoned is not None and call.phase != "exam":
+                reply = _poison(reply, call.ids[position] == self.poisoned)
+            for name, part in reply.items():
+                size = n_bytes(part) // len(position)
+                self._last[name] = max(size, self._last.get(name, 0))
+            yield position, reply
+
+
+def _poison(reply: Tree, who: Tensor) -> Tree:
+    def spoil(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        return leaf.masked_fill(who.reshape(-1, *(1,) * (leaf.ndim - 1)), torch.nan)
+
+    return tree_map(spoil, reply)
+
+
+def advance(algorithm: Algorithm, fed: Federation, state: Any, number: int) -> tuple[Any, bool]:
+    """One round as the loop plays it: the new state, and whether the round was accepted."""
+    fed.begin(number)
+    state = grow(state, fed.n_clients)
+    try:
+        new, _ = algorithm.step(fed, state)
+    except FederationError:
+        fed.rollback()
+        return state, False
+    fed.commit()
+    return new, True
+
+
+def states(algorithm: Algorithm, fed: Federation, rounds: int) -> Iterator[Any]:
+    """The first state, and that after every round."""
+    fed.begin(-1)
+    state = algorithm.init(fed)
+    fed.commit()
+    yield state
+    for number in range(rounds):
+        state, _ = advance(algorithm, fed, state, number)
+        yield state
+
+
+def outcome(
+    make: Make, problem: Problem, engine: str, *, rounds: int = 3, seed: int = 0, **options: Any
+) -> dict[str, Tree]:
+    """What a run leaves behind: the state, and what each client remembers."""
+    fed = Watched(problem.data, engine, seed, **options)
+    *_, state = states(make(problem), fed, rounds)
+    return traces(fed, state)
+
+
+def traces(fed: Simulation, state: Any) -> dict[str, Tree]:
+    """A copy of the state and of what each client remembers, by name."""
+    memory = {fed.names[i]: tree for i, tree in sorted(fed.memory.committed.items()) if tree}
+    return tree_map(torch.clone, {"state": state, "memory": memory})
+
+
+def difference(old: Tree, new: Tree, tolerance: float) -> str:
+    """Where two trees differ first, as a sentence; empty if they do not."""
+    ours = {"/".join(path): leaf for path, leaf in named_leaves(old)}
+    theirs = {"/".join(path): leaf for path, leaf in named_leaves(new)}
+    odd = sorted(ours.keys() ^ theirs.keys())
+    if odd:
+        return f"only one of them has '{odd[0]}'."
+    for path, leaf in ours.items():
+        other = theirs[path]
+        if leaf.shape != other.shape or leaf.dtype != other.dtype:
+            return f"'{path}' is {_kind(leaf)} in one and {_kind(other)} in the other."
+        if not torch.allclose(leaf, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+            gap = (leaf.double() - other.double()).abs().nan_to_num(torch.inf).max()
+            return f"'{path}' differs by {float(gap):.2g}."
+    return ""
+
+
+def _kind(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+
+
+def not_finite(first: Any, state: Any) -> str:
+    """A part of a state that began with finite numbers and no longer has them; empty if none."""
+    began = {path for path, leaf in named_leaves(first) if bool(leaf.isfinite().all())}
+    for path, leaf in named_leaves(state):
+        if path in began and not bool(leaf.isfinite().all()):
+            return "/".join(path)
+    return ""
+
+
+def model_leaves(algorithm: Algorithm, tree: Tree) -> dict[str, Tensor]:
+    """The leaves of a tree that are weights of the method's models, by path."""
+    nets = [getattr(algorithm, field.name) for field in fields(algorithm)]
+    names = {name for net in nets if isinstance(net, Model) for name in net.init(seed_key(0))}
+    return {"/".join(path): leaf for path, leaf in named_leaves(tree) if path[-1] in names}
+
+
+class Answers:
+    """What each client's own model says to some inputs, as a task."""
+
+    __name__ = "answers"
+    __task__ = TaskInfo(stackable=False, phase="exam")
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.__self__ = algorithm
+
+    def __call__(self, client: Client, given: Tree, x: Tree) -> dict[str, Tensor]:
+        algorithm = self.__self__
+        return {"output": algorithm.predict(algorithm.personalise(client, given), x)}
+
+
+def answers(algorithm: Algorithm, fed: Federation, state: Any, x: Tree) -> Tree:
+    """Outputs of every client's own model: [clients, n, ...]."""
+    ids = fed.everyone()
+    with fed.aside():
+        return fed.map(Answers(algorithm), algorithm.deploy(state, ids), x, to=ids)[1]
