@@ -1,9 +1,9 @@
 from functools import partial
 
 import pytest
-from tiny import ENGINES
 
 from coterie.engines import Simulation
+from tiny import ENGINES
 
 
 @pytest.fixture(params=ENGINES)

@@ -9,7 +9,7 @@ from coterie.core.client import Batch, Client
 from coterie.core.model import Model
 from coterie.core.random import fold, normal, seed_key
 from coterie.core.tree import row
-from coterie.data.federated import FederatedData, Rows, from_arrays
+from coterie.data import FederatedData, Rows, from_arrays
 from coterie.engines import Simulation
 
 ENGINES: dict[str, dict[str, Any]] = {

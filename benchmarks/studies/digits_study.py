@@ -68,12 +68,14 @@ def starts(seeds: int) -> list[dict]:
 
 
 def unknown(seeds: int) -> list[dict]:
-    """K unknown, at most 10 groups; the silhouette with and without its margin, and the elbow."""
+    """K unknown, at most 10 groups: how k is chosen, and a stop once groups are stable."""
     figures, lines = [], []
     rules: dict[str, dict[str, Any]] = {
         "silhouette, margin 0.1": {},
         "silhouette, margin 0": {"tolerance": 0.0},
         "elbow": {"choose": "elbow"},
+        "silhouette, margin 0.1, stop when stable": {"stable_after": 3},
+        "silhouette, margin 0, stop when stable": {"stable_after": 3, "tolerance": 0.0},
     }
     for name, rule in rules.items():
         runs = []
@@ -117,7 +119,13 @@ def fewer(seeds: int) -> list[dict]:
     """Ten groups of two clients, eight participants a round."""
     figures, lines = [], []
     at = (1, 2, 5, 10, 20, 40, 60)
-    for name, known in {"K = 10": {"n_groups": 10}, "K <= 20": {"max_groups": 20}}.items():
+    settings: dict[str, dict[str, Any]] = {
+        "K = 10": {"n_groups": 10},
+        "K = 10, stop": {"n_groups": 10, "stable_after": 3},
+        "K <= 20": {"max_groups": 20},
+        "K <= 20, stop": {"max_groups": 20, "stable_after": 3},
+    }
+    for name, known in settings.items():
         runs = []
         for seed in range(seeds):
             data = digits(n_clients=20, n_groups=10, seed=seed)

@@ -1,7 +1,9 @@
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from coterie.algorithms import groups
 from coterie.clustering.evidence import REFUSAL
@@ -59,15 +61,32 @@ def test_equal_groups_have_equal_sizes_and_stay(crowd):
     assert torch.equal(groups.equal_groups(fed, some, 3), whole[some])
 
 
-def test_run_lengths_count_equal_entries_in_a_row():
-    # Last groups 0, 1, none; now 0, 2, 2.
-    last, repeats = torch.tensor([0, 1, -1]), torch.tensor([4, 4, 0])
-    now = groups.run_lengths(last, repeats, torch.arange(3), torch.tensor([0, 2, 2]))
-    assert now.tolist() == [5, 1, 1]
+class History(NamedTuple):
+    """The part of a state that stability reads."""
+
+    assignment: Tensor
+    repeats: Tensor
+    stable: Tensor
+
+
+def history(assignment, repeats, stable=False):
+    return History(torch.tensor(assignment), torch.tensor(repeats), torch.tensor(stable))
+
+
+def until(stable_after, fraction=1.0):
+    return SimpleNamespace(stable_after=stable_after, stable_fraction=fraction)
+
+
+def test_equal_entries_in_a_row_are_counted_by_client():
+    # Last groups 0, 1, none, 2; now 0, 2 and 2 for the first three.
+    old = history([0, 1, -1, 2], [4, 4, 0, 7])
+    new = groups.noted(old, torch.arange(3), torch.tensor([0, 2, 2]))
+    assert new.assignment.tolist() == [0, 2, 2, 2]
+    assert new.repeats.tolist() == [5, 1, 1, 7]
 
 
 @pytest.mark.parametrize(
-    ("history", "stable"),
+    ("entries", "stable"),
     [
         ([0, 1, 0], False),  # the ends agree; the authors' code took that for stable
         ([0, 0, 0], True),
@@ -76,29 +95,33 @@ def test_run_lengths_count_equal_entries_in_a_row():
         ([0, 0, 0, 1], False),
     ],
 )
-def test_stable_means_the_last_three_entries_are_all_equal(history, stable):
-    one = torch.zeros(1, dtype=torch.int64)
-    last, repeats = one - 1, one
-    for group in history:
-        repeats = groups.run_lengths(last, repeats, one, one + group)
-        last = one + group
-    assert groups.settled(repeats, one, stable_after=3, fraction=1.0) is stable
+def test_stable_means_the_last_three_entries_are_all_equal(entries, stable):
+    one, state = torch.zeros(1, dtype=torch.int64), history([-1], [0])
+    for group in entries:
+        state = groups.noted(state, one, one + group)
+    assert bool(groups.settled(until(3), state, one)) is stable
 
 
 def test_a_share_of_the_cohort_may_be_enough():
-    repeats, cohort = torch.tensor([3, 3, 1, 0]), torch.tensor([0, 1, 2])
-    assert not groups.settled(repeats, cohort, 3, 1.0)
-    assert groups.settled(repeats, cohort, 3, 2 / 3)
-    assert not groups.settled(repeats, cohort, None, 0.1)
-    assert not groups.settled(repeats, cohort[:0], 3, 0.1)
+    state, cohort = history([0, 0, 0, -1], [3, 3, 1, 0]), torch.tensor([0, 1, 2])
+    assert not groups.settled(until(3), state, cohort)
+    assert groups.settled(until(3, 2 / 3), state, cohort)
+    assert not groups.settled(until(None, 0.1), state, cohort)
+    assert not groups.settled(until(3, 0.1), state, cohort[:0])
+
+
+def test_stability_stays_once_reached():
+    state = history([0], [1], stable=True)
+    assert groups.settled(until(3), state, torch.tensor([0]))
 
 
 def test_evidence_comes_in_the_order_asked_and_does_not_judge_the_silent():
-    asked, answered = torch.tensor([5, 0, 3, 1]), torch.tensor([5, 3])
-    assignment = torch.tensor([2, -1, -1, 1, -1, 0])
+    asked, heard = torch.tensor([5, 0, 3, 1]), torch.tensor([5, 3])
+    state = history([2, -1, -1, 1, -1, -1], [0] * 6)
     margin, score = torch.tensor([0.5, 0.25]), torch.tensor([2 * REFUSAL, 1.0])
-    found = groups.evidence(asked, answered, torch.tensor([0, 1]), margin, score, assignment)
-    assert found.group.tolist() == [0, 2, 1, -1]
+    state, found = groups.judged(state, asked, heard, torch.tensor([0, 0]), margin, score)
+    assert found.group.tolist() == [0, 2, 1, -1]  # client 3 keeps its group
+    assert state.assignment.tolist() == [2, -1, -1, 1, -1, 0]
     assert found.margin.nan_to_num(-9).tolist() == [0.5, -9, 0.25, -9]
     assert found.score.nan_to_num(-9).tolist() == [3.0, -9, 1.0, -9]
     assert found.fits.tolist() == [False, True, True, True]

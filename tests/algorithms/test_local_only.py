@@ -28,9 +28,7 @@ def test_everybody_trains_whoever_is_in_the_cohort(points, scalar, half, first, 
     algorithm = LocalOnly(scalar, half)
     state = play(algorithm, fed, first(algorithm, fed), 3)[-1].state
     w = scalar.init(fed.run_key)["weight"]
-    torch.testing.assert_close(
-        own_models(algorithm, fed, state), (5 + (w - 5) / 8).expand(4, 1)
-    )
+    torch.testing.assert_close(own_models(algorithm, fed, state), (5 + (w - 5) / 8).expand(4, 1))
 
 
 def test_nothing_is_sent(federate, points, scalar, half, first, play, down_up):

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tiny import batch
 
 from coterie.core.client import Reply, TaskInfo, as_reply, task, task_info
 from coterie.core.errors import TaskError
+from tiny import batch
 
 
 def test_means_leave_padding_out():

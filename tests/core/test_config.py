@@ -3,12 +3,12 @@ from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Ge, Le
-from tiny import mean_model
 
 from coterie.core.config import check_fields, construct
 from coterie.core.errors import ConfigError
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
+from tiny import mean_model
 
 
 @dataclass(frozen=True)

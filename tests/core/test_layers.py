@@ -26,7 +26,7 @@ def test_batch_norm_is_torchs_where_nothing_is_padded(torchs, shape):
     if torchs.affine:
         nn.init.normal_(torchs.weight), nn.init.normal_(torchs.bias)
     ours = MaskedBatchNorm(torchs)
-    # The buffers are ours and torch's at once; `remember` writes none, so torch's own are the truth.
+    # Ours writes no buffer, so that the layer's own stay torch's, the truth.
     old = {name: b.clone() for name, b in torchs.named_buffers()}
     seen = dict(old)
     for step in range(3):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from tiny import alone, batch, centres, mean_model, ragged, rooms
 from torch import nn
 from torch.nn import functional
 
@@ -11,6 +10,7 @@ from coterie.core.ops import using
 from coterie.core.random import fold, normal, seed_key
 from coterie.core.tree import row
 from coterie.engines.kernels import Stacked
+from tiny import alone, batch, centres, mean_model, ragged, rooms
 
 KEY = seed_key(0)
 

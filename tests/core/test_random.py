@@ -35,7 +35,7 @@ def test_numbers_of_a_draw_do_not_depend_on_how_many_are_drawn():
 
 def test_uniform_numbers_are_uniform():
     draw = uniform(KEY, (100_000,), torch.float64)
-    assert 0.0 <= float(draw.min())
+    assert float(draw.min()) >= 0.0
     assert float(draw.max()) < 1.0
     # Standard errors: mean 0.0009, variance 0.0002; five of them allowed.
     assert abs(float(draw.mean()) - 1 / 2) < 0.005
@@ -102,7 +102,7 @@ def test_draws_stack(draw):
 def test_permutations_stack():
     keys, masks = fold(KEY, torch.arange(3)), torch.arange(5) < torch.tensor([[5], [2], [0]])
     stacked = torch.vmap(permutation)(keys, masks)
-    assert torch.equal(stacked, torch.stack([permutation(k, m) for k, m in zip(keys, masks)]))  # noqa: B905
+    assert torch.equal(stacked, torch.stack([*map(permutation, keys, masks)]))
 
 
 def test_drawing_leaves_the_global_generator_alone():

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from tiny import alone, batch, centre, mean_model, ragged, room
 from torch import nn
 
 from coterie.core.errors import ConfigError
@@ -9,6 +8,7 @@ from coterie.core.random import fold, normal, permutation, seed_key, uniform
 from coterie.core.training import LocalSGD, descend, join, part
 from coterie.core.tree import leaves
 from coterie.engines.kernels import _schedules
+from tiny import alone, batch, centre, mean_model, ragged, room
 
 KEY = seed_key(0)
 
@@ -53,7 +53,7 @@ def test_a_penalty_adds_to_the_objective():
     trained = LocalSGD(0.1, steps=2)(
         room(batch([[4.0]])),
         centre(1.0),
-        lambda params, batch, key, anchor: mean_model().losses(params, batch),
+        mean_model().losses,
         penalty=lambda params, anchor: (params["centre"] - anchor["centre"]).square(),
         given=(centre(1.0),),
     )
@@ -66,9 +66,7 @@ def test_given_tensors_reach_the_losses():
     def losses(params, batch, key, shift):
         return (params["centre"] - batch.x.flatten() - shift).square()
 
-    trained = LocalSGD(0.5)(
-        room(batch([[1.0]])), centre(0.0), losses, given=(torch.tensor(2.0),)
-    )
+    trained = LocalSGD(0.5)(room(batch([[1.0]])), centre(0.0), losses, given=(torch.tensor(2.0),))
     assert trained["centre"].item() == pytest.approx(3.0)
 
 
@@ -153,7 +151,7 @@ def test_the_amount_of_work(options, n, steps):
 
 
 def test_steps_and_epochs_exclude_each_other():
-    with pytest.raises(ConfigError, match="give steps or epochs, not both. Got steps=1, epochs=2"):
+    with pytest.raises(ConfigError, match=r"give steps or epochs, not both. Got steps=1, epochs=2"):
         LocalSGD(0.1, steps=1, epochs=2)
 
 
@@ -187,7 +185,7 @@ def test_stacked_clients_take_the_same_batches(options):
         own_rows, own_real, own_keys = local.schedule(masks[i, : max(sizes[i], 1)], keys[i])
         t = int(totals[i])
         assert len(own_rows) == t == len(own_keys)
-        assert torch.equal(real[i, :t], own_real)
+        assert real[i, :t].tolist() == own_real.tolist()
         assert torch.equal(rows[i, :t][real[i, :t]], own_rows[own_real])
 
 
@@ -232,9 +230,7 @@ def test_an_empty_batch_changes_nothing(options):
 
 def test_buffers_come_back_with_the_parameters():
     # Batch mean 3: running mean 0.1 * 3 after one step, 0.1 * 3 + 0.9 * 0.3 after two.
-    model = Model(
-        nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), dtype=torch.float64
-    )
+    model = Model(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), dtype=torch.float64)
     data = room(batch([[2.0], [4.0]], torch.tensor([0, 1])))
     params = model.init(KEY)
     trained = LocalSGD(0.1, steps=2)(data, params, model.losses)

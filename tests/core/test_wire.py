@@ -1,3 +1,4 @@
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -5,7 +6,6 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError
-from coterie.core.tree import leaves
 from coterie.core.wire import dump, load
 
 
@@ -112,10 +112,8 @@ def test_a_damaged_byte_gives_a_tree_or_one_kind_of_error():
     for place in range(len(whole)):
         broken = bytearray(whole)
         broken[place] ^= 0x15
-        try:
-            assert leaves(load(bytes(broken), like=State)) is not None
-        except DataError:
-            pass
+        with suppress(DataError):
+            load(bytes(broken), like=State)
 
 
 def test_another_state_is_refused():

@@ -9,7 +9,8 @@ from torch import Tensor
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import Tree
-from coterie.data.federated import FederatedData, Rows, _codes, from_arrays
+from coterie.data.arrays import from_arrays
+from coterie.data.federated import FederatedData, Rows, _codes
 
 NAMES = ("ann", "bob", "cat")
 

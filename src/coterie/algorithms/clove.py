@@ -99,9 +99,8 @@ class CLoVE(Algorithm):
         kind = self.init_models == "same", self.first_bank == "orthonormal"
         shared, models = groups.first_models(self.model, key, k, *kind)
         anchors, k = {"shared": shared, "models": models}, len(next(iter(models.values())))
-        nobody, never, stable = fed.per_client(-1), fed.per_client(0), torch.tensor(False)
-        unit = torch.ones(k, dtype=torch.float64)
-        return State(shared, models, nobody, never, stable, anchors, unit, no_reference(k, k))
+        start = shared, models, fed.per_client(-1), fed.per_client(0), torch.tensor(False), anchors
+        return State(*start, torch.ones(k, dtype=torch.float64), no_reference(k, k))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         cohort, vectors = fed.cohort(), None  # line 3

@@ -12,7 +12,7 @@ Departures: none. `weights="equal"` is the "global model" of the IFCA paper.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Info, register
@@ -32,6 +32,7 @@ class State(NamedTuple):
 class FedAvg(Algorithm):
     """Average the clients' models into one."""
 
+    bar: ClassVar[float] = 0.4  # two groups that contradict each other allow one model 0.5
     model: Model
     local: LocalSGD
     weights: Literal["samples", "equal"] = "samples"

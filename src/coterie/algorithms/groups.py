@@ -64,7 +64,8 @@ def fresh(client: Client, n_rounds: int | None, use: int) -> Batch:
 
 
 def smallest(losses: Tensor, ties: Literal["lowest", "random"], key: Tensor) -> Tensor:
-    """Index of the smallest loss."""
+    """Index of the smallest loss; one that is not a number is the largest."""
+    losses = losses.nan_to_num(torch.inf, torch.inf)
     if ties == "lowest":
         return losses.argmin()
     draw = bits(fold(key, "ties"), tuple(losses.shape))

@@ -1,7 +1,7 @@
 """The contract of a method, as tests anyone can run.
 
 >>> from coterie.checks import check_algorithm
->>> print(check_algorithm("fedavg", only=["seeds_decide", "zero_epochs"]))  # doctest: +SKIP
+>>> print(check_algorithm("fedavg", only=["seeds_decide", "zero_epochs_change_no_model"]))
 FedAvg keeps the contract: 2 checks passed.
 """
 

@@ -1,5 +1,6 @@
 """What every method must do, whoever wrote it. A check is called with a maker and an engine."""
 
+import pickle
 import random
 import tempfile
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.checks.problem import Guarded, Problem, tiny
 from coterie.checks.trial import (
@@ -112,16 +114,14 @@ def resume_is_exact(make: Make, engine: str) -> None:
         # In between, so that what a method hides outside its state is no longer there.
         _run(make, problem, engine, 5, whole)
         resume(make(problem), problem.data, _settings(engine, 5), stopped)
-        for ours, theirs in ((_kept(whole), _kept(stopped)),):
-            differ = sorted(
-                name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
-            )
-            if differ:
-                raise Broken(
-                    "A resumed run must be the run that never stopped, byte for byte. "
-                    f"{', '.join(differ)} differ. Keep all that the next round needs in State (or "
-                    "in the clients' memory), and nothing in Python objects."
-                )
+        ours, theirs = _kept(whole), _kept(stopped)
+    odd = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    if odd:
+        raise Broken(
+            "A resumed run must be the run that never stopped, byte for byte. These files differ: "
+            f"{', '.join(odd)}. Keep all that the next round needs in State or in the clients' "
+            "memory, and nothing in Python objects."
+        )
 
 
 def _settings(engine: str, rounds: int) -> Settings:
@@ -153,15 +153,22 @@ def lost_replies_do_no_harm(make: Make, engine: str) -> None:
         accepted += went_on
         heard = {fed.names[i] for seen in fed.log[n_seen:] for i in seen.heard.tolist()}
         after = traces(fed, state)["memory"]
-        silent = [{n: t for n, t in m.items() if n not in heard} for m in (before, after)]
+        for memory in (before, after):
+            for name in heard & memory.keys():
+                del memory[name]
         owner = f"The memory of clients that did not answer must stay as it was; in round {number}"
-        _same(*silent, EXACTLY, owner, "Clients change their memory by Reply(keep=...) alone.")
-    _finite(first, state, "when replies are lost", "Divide by who answered, not by who was asked.")
-    if not accepted:
-        raise Broken(
-            "A run must go on when replies are lost. All 5 rounds were abandoned. Ask with a "
-            "smaller at_least."
+        _same(
+            before, after, EXACTLY, owner, "Clients change their memory by Reply(keep=...) alone."
         )
+    if accepted < 3:
+        raise Broken(
+            f"A run must go on when replies are lost. {5 - accepted} of 5 rounds were abandoned. "
+            "Ask with a smaller at_least."
+        )
+    advice = "Average over those who answered, not over those who were asked."
+    _finite(first, state, "when replies are lost", advice)
+    idle = _idle(make, engine, faults=fed.faults)
+    _same(*idle, ROUNDING, "Lost replies alone must not move a model", advice)
 
 
 def _finite(first: Any, state: Any, when: str, advice: str) -> None:
@@ -318,16 +325,17 @@ def global_generators_stay_untouched(make: Make, engine: str) -> None:
                 )
 
 
-def _generators() -> dict[str, str]:
-    return {
-        "torch": str(torch.get_rng_state().tolist()),
-        "numpy": str(np.random.get_state(legacy=False)["state"]),  # type: ignore[index,call-overload]
-        "Python": str(random.getstate()),
+def _generators() -> dict[str, bytes]:
+    held = {
+        "torch": torch.get_rng_state().numpy(),
+        "numpy": np.random.get_state(),
+        "Python": random.getstate(),
     }
+    return {name: pickle.dumps(state) for name, state in held.items()}
 
 
 @_check
-def test_data_stay_unread(make: Make, engine: str) -> None:
+def only_the_exam_reads_test_data(make: Make, engine: str) -> None:
     """Nothing but the exam reads test data."""
     problem = tiny()
     guarded = Guarded(problem.data)
@@ -427,29 +435,38 @@ def saved_models_predict_the_same(make: Make, engine: str) -> None:
 @_check
 def zero_epochs_change_no_model(make: Make, engine: str) -> None:
     """Without local work, no model changes."""
-    problem = tiny(epochs=0, learning_rate=0.0)  # some methods step on the server
-    algorithm, fed = make(problem), Watched(problem.data, engine)
-    first: dict[str, Any] = {}
-    last: dict[str, Any] = {}
+    first, last = _idle(make, engine)
+    if not last:
+        raise DoesNotApply("neither state nor memory holds a model.")
+    advice = "Weights of a mean must add up to one: average with Mean, and move models by training."
+    _same(first, last, ROUNDING, "Without local work no model may change", advice)
+
+
+def _idle(make: Make, engine: str, **options: Any) -> tuple[Tree, Tree]:
+    """All models when they are first seen and after some rounds without local work."""
+    problem = tiny(epochs=0, learning_rate=0.0)  # a rate, because some methods step on the server
+    algorithm, fed = make(problem), Watched(problem.data, engine, **options)
+    first: dict[str, Tensor] = {}
+    last: dict[str, Tensor] = {}
     for state in states(algorithm, fed, 3):
         last = model_leaves(algorithm, traces(fed, state))
         first = {**last, **first}
-    if not last:
-        raise DoesNotApply("neither state nor memory holds a model.")
-    first = {name: first[name] for name in last}
-    advice = "Weights of a mean must add up to one: average with Mean, and move models by training."
-    _same(first, last, ROUNDING, "Without local work no model may change", advice)
+    return {name: first[name] for name in last}, last
 
 
 @_check
 def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
     """Clients' own models reach the accuracy the method states (`bar`) on their test data."""
-    problem = tiny(n=40, epochs=2)
-    algorithm, fed = make(problem), Watched(problem.data, engine)
-    *_, state = states(algorithm, fed, 8)
-    accuracy = float(examine(algorithm, fed, state, problem.data.task).accuracy.mean())
-    if not accuracy >= algorithm.bar:
-        raise Broken(
-            f"The tiny problem must be learnt to an accuracy of {algorithm.bar:.2f}. It came to "
-            f"{accuracy:.2f}. Mend the method, or state the `bar` it can reach and why."
-        )
+    problem, best = tiny(n=40, epochs=2), 0.0
+    algorithm = make(problem)
+    for seed in range(3):  # first models can be unlucky, as IFCA's authors say of theirs
+        fed = Watched(problem.data, engine, seed)
+        *_, state = states(algorithm, fed, 8)
+        accuracy = float(examine(algorithm, fed, state, problem.data.task).accuracy.mean())
+        best = max(best, accuracy)
+        if best >= algorithm.bar:
+            return
+    raise Broken(
+        f"The tiny problem must be learnt to an accuracy of {algorithm.bar:.2f}. The best of three "
+        f"seeds came to {best:.2f}. Mend the method, or state the `bar` it can reach and why."
+    )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.core.client import Batch, Source
+from coterie.core.client import Batch
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Tree
@@ -15,7 +15,7 @@ from coterie.data.federated import FederatedData
 from coterie.data.synthetic import blobs
 from coterie.models.mlp import MLP
 
-N_INPUTS, N_CLASSES, N_GROUPS = 4, 3, 2
+N_INPUTS, N_CLASSES, N_GROUPS = 4, 4, 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Normed(nn.Module):
         self.output = nn.Linear(8, N_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.body(x))  # type: ignore[no-any-return]
+        return self.output(self.body(x))
 
 
 def plain() -> nn.Module:
@@ -59,10 +59,10 @@ def tiny(
     learning_rate: float = 0.2,
     net: Literal["plain", "normed"] = "plain",
 ) -> Problem:
-    """Two groups that name three clouds differently; clients of unequal size; double precision.
+    """Two groups that name four clouds differently; clients of unequal size; double precision.
 
     >>> tiny().data.sizes("train")
-    tensor([12,  7,  5,  6, 13, 10])
+    tensor([14,  5,  4, 13, 10, 10])
     """
     data = blobs(N_GROUPS, clients_per_group, n, N_INPUTS, N_CLASSES, unequal=True, test=20)
     model = Model(plain if net == "plain" else Normed, dtype=torch.float64)
@@ -97,7 +97,3 @@ class Guarded:
     def facts(self, ids: Ids) -> Tree:
         """What some clients know of themselves."""
         return self._facts(ids)
-
-
-def _is_a_source(guarded: Guarded) -> Source:  # for the type checker
-    return guarded

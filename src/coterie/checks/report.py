@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from coterie.checks.contract import CHECKS, Broken, DoesNotApply
@@ -90,10 +91,11 @@ def assert_contract(
 def _maker(method: Subject) -> tuple[str, Make]:
     if isinstance(method, str):
         method = find(method)
-    if isinstance(method, type):
-        return method.__name__, method.example
     if isinstance(method, Algorithm):
-        return type(method).__name__, lambda problem: _fitted_to(method, problem)
+        return type(method).__name__, partial(_fitted_to, method)
+    if isinstance(method, type):
+        cls: type[Algorithm] = method
+        return cls.__name__, cls.example
     return getattr(method, "__name__", "The method"), method
 
 

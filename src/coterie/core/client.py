@@ -79,7 +79,8 @@ class Reply:
 class Source(Protocol):
     """What an engine asks of data: sizes and padded batches, by client id."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def sizes(self, split: str) -> Tensor: ...  # [clients]
 

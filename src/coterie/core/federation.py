@@ -257,7 +257,7 @@ class Federation(ABC):
 
     @contextmanager
     def aside(self, phase: str = "exam", support: str = "train") -> Iterator[None]:
-        """Ask without a trace: memory, keys and the round's traffic stay as they are.
+        """Ask between rounds without a trace: memory, keys and traffic stay as they are.
 
         `support` names the data a client shows as its training data meanwhile.
         """

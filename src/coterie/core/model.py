@@ -18,7 +18,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.layers import KeyedDropout, MaskedBatchNorm, current_mode, evaluating
 from coterie.core.ops import probe
 from coterie.core.random import fold
-from coterie.core.tree import BUFFER, Params, stack
+from coterie.core.tree import BUFFER, Params, Tree, stack
 
 Loss: TypeAlias = Callable[[Tensor, Batch], Tensor]
 """Outputs and batch in, one loss per sample out."""
@@ -159,8 +159,10 @@ class Model:
             values |= {self._names[b]: params[b].clone() for b in self._loose}
         return torch.func.functional_call(module, values, (_cast(x, self.dtype),))
 
-    def losses(self, params: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
-        """One loss per sample."""
+    def losses(
+        self, params: Params, batch: Batch, key: Tensor | None = None, *given: Tree
+    ) -> Tensor:
+        """One loss per sample; `given` is what a training hands its penalty."""
         if self.mixes_samples and not current_mode().training:
             with evaluating(batch.mask):
                 return self.loss_of(self.apply(params, batch.x), batch)

@@ -19,6 +19,7 @@ from coterie.core.tree import Tree, leaves, like_sequence
 def dump(tree: Tree, note: dict[str, str] | None = None) -> bytes:
     """A tree as bytes.
 
+    >>> import torch
     >>> load(dump({"a": torch.tensor(3), "b": (torch.ones(1),)}))
     {'a': tensor(3), 'b': [tensor([1.])]}
     """

@@ -1,23 +1,34 @@
-"""Federations of clients: from arrays in memory, or made to a recipe."""
+"""Federations of clients: one's own data, pools cut to a recipe, or problems made from a seed."""
 
-from coterie.data.federated import FederatedData, Rows, from_arrays
+from coterie.data import partitions
+from coterie.data.arrays import from_arrays
+from coterie.data.encoder import Encoder
+from coterie.data.federated import FederatedData, Rows
+from coterie.data.readers import from_folder, from_function, from_partitions, from_table
+from coterie.data.registry import READERS, make
 from coterie.data.synthetic import (
     PROBLEMS,
     blobs,
     digits,
     linear_coordinates,
     linear_groups,
-    make,
 )
 
 __all__ = [
     "PROBLEMS",
+    "READERS",
+    "Encoder",
     "FederatedData",
     "Rows",
     "blobs",
     "digits",
     "from_arrays",
+    "from_folder",
+    "from_function",
+    "from_partitions",
+    "from_table",
     "linear_coordinates",
     "linear_groups",
     "make",
+    "partitions",
 ]

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -41,22 +41,6 @@ def problem(function: Callable[P, FederatedData]) -> Callable[P, FederatedData]:
 
     PROBLEMS[function.__name__] = made
     return made
-
-
-def make(name: str, **options: Any) -> FederatedData:
-    """A problem by name; `make(data.name, **data.options)` makes the same data again.
-
-    >>> data = make("blobs", n_groups=2, clients_per_group=3)
-    >>> len(data), data.options["n_groups"]
-    (6, 2)
-    """
-    if name not in PROBLEMS:
-        raise ConfigError(unknown("problem", name, PROBLEMS))
-    known = inspect.signature(PROBLEMS[name]).parameters
-    for option in options:
-        if option not in known:
-            raise ConfigError(unknown(f"option of {name}", option, known))
-    return PROBLEMS[name](**options)
 
 
 @problem

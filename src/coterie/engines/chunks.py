@@ -1,6 +1,5 @@
 """Clients as stacks: who runs together, and their data, padded."""
 
-from collections import OrderedDict
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -33,29 +32,41 @@ def chunk_size(owner: object, source: Source) -> int:
 def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:
     """Positions of the clients that run together, those of like size together."""
     order = sizes[ids].argsort(descending=True, stable=True)
-    return list(order.split(size))
+    return list(order.split(size)) if len(order) else []
 
 
 class Gatherer:
-    """Gathers padded batches; keeps the latest ones while they fit."""
+    """Gathers padded batches, and keeps them if those of all clients fit.
 
-    def __init__(self, source: Source, device: torch.device, budget: int = 256 * 2**20) -> None:
-        self.source, self.device, self.budget = source, device, budget
-        self._kept: OrderedDict[tuple[str, tuple[int, ...]], Batch] = OrderedDict()
-        self._bytes = 0
+    Keeping some of them only would pin the memory freed around them, and a scan over more clients
+    than fit never meets a batch again before it is dropped.
+    """
+
+    def __init__(self, source: Source, device: torch.device, budget: int = 128 * 2**20) -> None:
+        self.source, self.device = source, device
+        sizes = source.sizes("train")
+        largest = n_bytes(source.gather("train", sizes.argmax().reshape(1)))
+        total = largest // max(int(sizes.max()), 1) * int(sizes.sum())
+        self._left = budget if total <= budget else 0
+        self._kept: dict[tuple[str, tuple[int, ...]], Batch] = {}
 
     def batch(self, split: str, ids: Ids) -> Batch:
         """The data of some clients: leaves [m, n, ...]."""
+        if not self._left:
+            return self._gathered(split, ids)
         name = (split, tuple(ids.tolist()))
         if name not in self._kept:
-            batch = tree_map(lambda leaf: leaf.to(self.device), self.source.gather(split, ids))
+            batch = self._gathered(split, ids)
+            self._left -= n_bytes(batch)
+            if self._left <= 0:  # cohorts differ, so more was kept than one pass needs
+                self._left += sum(n_bytes(kept) for kept in self._kept.values()) + n_bytes(batch)
+                self._kept.clear()
+                return batch
             self._kept[name] = batch
-            self._bytes += n_bytes(batch)
-            while self._bytes > self.budget and self._kept:
-                self._bytes -= n_bytes(self._kept.popitem(last=False)[1])
-            return batch
-        self._kept.move_to_end(name)
         return self._kept[name]
+
+    def _gathered(self, split: str, ids: Ids) -> Batch:
+        return tree_map(lambda leaf: leaf.to(self.device), self.source.gather(split, ids))
 
     def facts(self, ids: Ids) -> Tree:
         """What the clients know of themselves: leaves [m, ...]."""

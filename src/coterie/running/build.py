@@ -59,6 +59,8 @@ class Settings:
         Data a client shows where the exam has to place it.
     validation
         Share of every client's training data that is held back.
+    compare
+        Also train every client alone and one model for all, to say what grouping gains.
     drop, delay, deadline
         Faults to inject: probability that a reply is lost; mean time to answer, latest answer.
     """
@@ -75,6 +77,7 @@ class Settings:
     restarts: Annotated[int, Ge(1)] = 1
     support: Literal["train", "test"] = "train"
     validation: Annotated[float, Ge(0), Le(0.9)] = 0.0
+    compare: bool = False
     drop: Annotated[float, Ge(0), Le(1)] = 0.0
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None
@@ -110,26 +113,37 @@ def build(description: Description, **given: Any) -> Run:
     `given` holds what the file cannot name: `data=`, `model=` (or another field of the method).
     """
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
-    options = dict(_table(tables, "algorithm"))
-    cls = find(_name(options, "algorithm"))
-    hints = get_type_hints(cls)
-    parts = {name for name, hint in hints.items() if hint in (Model, LocalSGD)}
+    _, parts = _method(tables)
     for table in tables:
         if table not in {"algorithm", "data", "run", "plan", *parts}:
-            raise ConfigError(
-                unknown("table of a run file", table, {"algorithm", "data", "run", *parts})
-            )
+            known = {"algorithm", "data", "run", *parts}
+            raise ConfigError(unknown("table of a run file", table, known))
     source = make_data(_table(tables, "data"), given.get("data"))
-    for name in parts:
+    algorithm = build_algorithm(description, source, **given)
+    settings = construct(Settings, dict(tables.get("run", {})))
+    check(algorithm, source)
+    return Run(algorithm, source, settings)
+
+
+def build_algorithm(description: Description, source: Any, **given: Any) -> Algorithm:
+    """The method of a run file, for data of some shape (`FederatedData`, or what is kept of it)."""
+    tables = {key: value for key, value in description.items() if isinstance(value, dict)}
+    cls, parts = _method(tables)
+    options = {key: value for key, value in tables["algorithm"].items() if key != "name"}
+    for name, kind in parts.items():
         table = tables.get(name, {})
-        if hints[name] is LocalSGD:
+        if kind is LocalSGD:
             options[name] = construct(LocalSGD, {k: _function(v) for k, v in table.items()})
         else:
             options[name] = make_model(table, source, given.get(name))
-    settings = construct(Settings, _table(tables, "run") if "run" in tables else {})
-    algorithm = construct(cls, options)
-    check(algorithm, source)
-    return Run(algorithm, source, settings)
+    return construct(cls, options)
+
+
+def _method(tables: dict[str, Any]) -> tuple[type[Algorithm], dict[str, type]]:
+    """The method's class, and its fields that have a table of their own."""
+    cls = find(_name(_table(tables, "algorithm"), "algorithm"))
+    hints = get_type_hints(cls)
+    return cls, {name: hint for name, hint in hints.items() if hint in (Model, LocalSGD)}
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
@@ -159,7 +173,7 @@ def make_data(table: Description, given: FederatedData | None = None) -> Federat
     return data.make(_name(table, "data"), **table)
 
 
-def make_model(table: Description, source: FederatedData, given: Model | None = None) -> Model:
+def make_model(table: Description, source: Any, given: Model | None = None) -> Model:
     """A model by name, by import path, or as given."""
     if "given" in table or given is not None:
         if given is None:

@@ -97,6 +97,21 @@ def examine(
     return Scores(ids, loss, accuracy, reply["n"])
 
 
+class LabelCounts:
+    """How often each class stands in a client's training data, for the description of groups."""
+
+    __name__ = "labels"
+
+    def __init__(self, algorithm: Algorithm, n_classes: int) -> None:
+        self.__self__, self.n_classes = algorithm, n_classes
+        self.__task__ = TaskInfo(True, "exam")
+
+    def __call__(self, client: Client) -> dict[str, Tensor]:
+        classes = torch.arange(self.n_classes)
+        hits = (client.train.y[:, None] == classes) & client.train.mask[:, None]
+        return {"counts": hits.sum(0)}
+
+
 def placed(algorithm: Algorithm, fed: Federation, state: Any, ids: Ids) -> Any:
     """A state in which everyone has a group."""
     assignment = getattr(state, "assignment", None)

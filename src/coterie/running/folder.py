@@ -96,12 +96,14 @@ class RunFolder:
 
     def create(self, description: dict[str, Any]) -> None:
         """Start a run; an existing one is never overwritten."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        # What a run leaves that was killed before its first file stands is no run.
+        begun = [self.path / "run.json.part"]
+        if self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - set(begun)):
             raise ConfigError(
                 f"Run folder {self.path} exists and is not empty. Continue it with "
                 f"`coterie resume {self.path}`, or choose another."
             )
-        self.checkpoints.mkdir(parents=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         self.describe(description)
 
     def describe(self, description: dict[str, Any]) -> None:
@@ -152,6 +154,7 @@ class RunFolder:
 
     def save(self, round: int, state: Tree, traffic: Tree, memory: Memory) -> None:
         """Keep a state; of client memory only what has changed since the last time."""
+        self.checkpoints.mkdir(exist_ok=True)
         name = f"state-{round:06d}.safetensors"
         content = {"state": state, "traffic": traffic}
         files = {name: write(self.checkpoints / name, wire.dump(content))}

@@ -4,7 +4,7 @@ import csv
 import io
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, check, describe
-from coterie.running.evaluation import Oracle, Scores, examine, placed
-from coterie.running.folder import RunFolder
+from coterie.running.evaluation import LabelCounts, Oracle, Scores, examine, placed
+from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.progress import Progress, chosen
 
 
@@ -40,6 +40,8 @@ class Result:
     evidence: Evidence
     scores: Scores
     summary: dict[str, Any]
+    description: dict[str, Any]
+    files: dict[str, bytes] = field(repr=False)  # what final/ holds
     folder: Path | None = None
 
 
@@ -93,7 +95,6 @@ def _run(
         if folder is not None:
             own = RunFolder(folder.path / "restarts" / f"{number:02d}")
             if not (own.path / "run.json").exists():
-                shutil.rmtree(own.path, ignore_errors=True)  # killed before it began
                 own.create(folder.description())
         results.append(_attempt(algorithm, data, settings, number, own, progress))
     losses = [result.summary["train_loss"] for result in results]
@@ -288,9 +289,11 @@ def _finish(
     scores = examine(algorithm, fed, state, data.task)
     train = examine(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, scores, train)
-    result = Result(algorithm, data, fed, state, lines, evidence, scores, summary)
+    description = describe(algorithm, data, settings)
+    result = Result(algorithm, data, fed, state, lines, evidence, scores, summary, description, {})
+    result.files = _final_files(result)
     if folder is not None:
-        folder.finish(_final_files(result), summary)
+        folder.finish(result.files, summary)
         result.folder = folder.path
     return result
 
@@ -336,7 +339,9 @@ def _summary(
 def _final_files(result: Result) -> dict[str, bytes]:
     """The state, client memory, a file per model under the network's own names, and the groups."""
     files = {"state.safetensors": wire.dump({"state": result.state})}
-    memory = {str(client): tree for client, tree in result.fed.memory.committed.items() if tree}
+    # Sorted: a resumed run holds clients in another order than one that never stopped.
+    committed = sorted(result.fed.memory.committed.items())
+    memory = {str(client): tree for client, tree in committed if tree}
     if memory:
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
@@ -345,8 +350,60 @@ def _final_files(result: Result) -> dict[str, bytes]:
             files[f"model-{group}.safetensors"] = _plain_weights(row(given.bank, group))
     elif given:
         files["model.safetensors"] = _plain_weights(given)
-    files["groups.csv"] = _groups_csv(result)
+    rows = clients(result)
+    files["clients.json"] = to_json(no_nan({"clients": rows}))
+    files["clients.csv"] = as_csv(rows)
+    files["data.json"] = to_json(card(result.data))
+    files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
     return files
+
+
+def card(data: FederatedData) -> dict[str, Any]:
+    """What must be known of the data to use the models later; no data."""
+    return {
+        "task": data.task,
+        "n_outputs": data.n_outputs,
+        "classes": None if data.classes is None else list(data.classes),
+        "sample_shape": data.sample_shape,
+        "names": list(data.names),
+        "truth": None if data.truth is None else data.truth.tolist(),
+        "encoder": data.extra.get("encoder"),
+        "notes": list(data.notes),
+    }
+
+
+def group_cards(result: Result) -> list[dict[str, Any]]:
+    """Each group in figures: members, labels, losses on all models, the nearest other group."""
+    algorithm, data, fed, scores = result.algorithm, result.data, result.fed, result.scores
+    counts = None
+    if data.task == "classification":
+        with fed.aside():
+            _, reply = fed.map(LabelCounts(algorithm, data.n_outputs), to=scores.ids)
+        counts = reply["counts"].double()
+    classes = data.classes or [str(c) for c in range(data.n_outputs)]
+    reference = getattr(result.state, "reference", None)
+    cards = []
+    for group in result.evidence.group.unique().tolist():
+        member = result.evidence.group == group
+        margins = _some(result.evidence.margin[member])
+        one: dict[str, Any] = {
+            "group": group,
+            "clients": [fed.names[i] for i in scores.ids[member].tolist()],
+            "loss": _mean(scores.loss[member]),
+            "margin": float(margins.median()) if len(margins) else None,
+        }
+        if counts is not None:
+            shares = counts[member].sum(0) / counts[member].sum()
+            one["accuracy"] = _mean(scores.accuracy[member])
+            one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
+        if reference is not None and not bool(reference.centroids[group].isnan().any()):
+            apart = (reference.centroids - reference.centroids[group]).norm(dim=1)
+            apart[group] = torch.nan
+            one["loss_profile"] = reference.centroids[group].tolist()
+            if not bool(apart.isnan().all()):
+                one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
+        cards.append(one)
+    return cards
 
 
 def _plain_weights(params: Tree) -> bytes:
@@ -354,15 +411,28 @@ def _plain_weights(params: Tree) -> bytes:
     return save_tensors({name: leaf.contiguous().clone() for name, leaf in plain.items()})
 
 
-def _groups_csv(result: Result) -> bytes:
+def clients(result: Result) -> list[dict[str, Any]]:
+    """A row per client: its group, how clear that is, and its score on its own test data."""
+    evidence, scores, classes = result.evidence, result.scores, result.data.task == "classification"
+    return [
+        {
+            "client": result.fed.names[client],
+            "group": int(evidence.group[i]),
+            "margin": float(evidence.margin[i]),
+            "fits": bool(evidence.fits[i]),
+            "accuracy" if classes else "error": float(
+                scores.accuracy[i] if classes else scores.loss[i].sqrt()
+            ),
+        }
+        for i, client in enumerate(scores.ids.tolist())
+    ]
+
+
+def as_csv(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as CSV; empty where there is no number."""
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "group", "margin", "fits", "test_samples", "loss", "accuracy"])
-    evidence, scores = result.evidence, result.scores
-    for i, client in enumerate(scores.ids.tolist()):
-        numbers = [evidence.margin[i], scores.loss[i], scores.accuracy[i]]
-        margin, loss, accuracy = ("" if v.isnan() else f"{float(v):.6g}" for v in numbers)
-        fits = "yes" if bool(evidence.fits[i]) else "no"
-        start = [result.fed.names[client], int(evidence.group[i]), margin, fits]
-        table.writerow([*start, int(scores.n[i]), loss, accuracy])
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    for line in rows:
+        table.writerow({name: "" if value != value else value for name, value in line.items()})
     return text.getvalue().encode()

@@ -1,0 +1,22 @@
+"""The command `coterie`. Commands import what they need when they run, so that help is instant."""
+
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line: 0 if all went well, 1 if a check failed, 2 for a mistake."""
+    from coterie.cli.app import app
+
+    try:
+        app(prog_name="coterie")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        from coterie.core.errors import CoterieError
+
+        if not isinstance(error, CoterieError):
+            raise
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)

@@ -1,0 +1,39 @@
+"""The commands, in the order people meet them."""
+
+import typer
+
+from coterie.cli import check, compare, explain, list_, place, predict, resume, run, show
+
+app = typer.Typer(
+    help="Find the groups hidden in a federation, and train a model for each.",
+    epilog="Start here: coterie run quickstart",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command()(run.run)
+app.command()(resume.resume)
+app.command()(show.show)
+app.command()(compare.compare)
+app.command()(place.place)
+app.command()(predict.predict)
+app.command("list")(list_.list_)
+app.command()(explain.explain)
+app.command()(check.check)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from coterie import __version__
+
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass

@@ -1,0 +1,38 @@
+"""coterie check"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import Json
+
+
+def check(
+    name: Annotated[str, typer.Argument(help="A method's name, or a Python file that has one.")],
+    json: Json = False,
+) -> None:
+    """Put a method through the contract: every engine, resume, lost replies, newcomers, ...
+
+    Exit code 1 if a check fails.
+
+    Examples:
+
+      coterie check clove
+
+      coterie check ./mine.py
+    """
+    from coterie.checks import check_algorithm
+    from coterie.core.algorithm import find
+    from coterie.experiments.catalogue import load_file
+
+    cls = load_file(Path(name)) if name.endswith(".py") else find(name)
+    report = check_algorithm(cls)
+    if json:
+        import json as json_
+
+        print(json_.dumps([result._asdict() for result in report]))
+    else:
+        print(report)
+    if not report.passed:
+        raise typer.Exit(1)

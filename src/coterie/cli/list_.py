@@ -1,0 +1,43 @@
+"""coterie list"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import Json
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    algorithms = "algorithms"
+    models = "models"
+    data = "data"
+    recipes = "recipes"
+
+
+def list_(
+    kind: Annotated[Kind | None, typer.Argument(help="Default: all of them.")] = None,
+    json: Json = False,
+) -> None:
+    """List methods, networks, data and recipes, a line each.
+
+    Example:
+
+      coterie list algorithms
+    """
+    from coterie.experiments.catalogue import catalogue
+
+    found = catalogue()
+    wanted = {str(kind): found[str(kind)]} if kind is not None else found
+    if json:
+        import json as json_
+
+        print(json_.dumps(wanted))
+        return
+    for title, lines in wanted.items():
+        print(title)
+        width = max(map(len, lines), default=0)
+        for name, line in lines.items():
+            print(f"  {name:<{width}}  {line}")

@@ -1,0 +1,40 @@
+"""Options that several commands share."""
+
+import ast
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Folder = Annotated[Path, typer.Argument(help="A run folder.")]
+Data = Annotated[Path, typer.Option(help="File with the client's rows: CSV, Parquet or NPZ.")]
+
+
+def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    """`table.option=value` pairs as tables.
+
+    >>> parse_sets(["algorithm.n_groups=3", "run.rounds=5"])
+    {'algorithm': {'n_groups': 3}, 'run': {'rounds': 5}}
+    """
+    from coterie.core.errors import ConfigError
+
+    tables: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        table, dot, option = name.partition(".")
+        if not (equals and dot and table and option):
+            raise ConfigError(f"--set must look like algorithm.n_groups=3. Got '{pair}'.")
+        tables.setdefault(table, {})[option] = _value(value)
+    return tables
+
+
+def _value(text: str) -> Any:
+    """Numbers, lists and words; `true`, `false` and `null` as in run files."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

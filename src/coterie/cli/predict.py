@@ -1,0 +1,35 @@
+"""coterie predict"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import Data, Folder
+
+
+def predict(
+    folder: Folder,
+    data: Data,
+    client: Annotated[str | None, typer.Option(help="Whose model: a client's name.")] = None,
+    group: Annotated[int | None, typer.Option(help="Whose model: a group's number.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV to write; default: print.")] = None,
+) -> None:
+    """Predict for new rows, by the model of a client or of a group.
+
+    Example:
+
+      coterie predict runs/a --client site-3 --data today.csv --out predictions.csv
+    """
+    from coterie.cli.sources import rows_of
+    from coterie.fitted import load
+
+    fit = load(folder)
+    x, _ = rows_of(data, fit.card, None)
+    values = fit.predict(x, client=client, group=group)
+    text = "prediction\n" + "".join(f"{value}\n" for value in values.tolist())
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text)
+        print(f"{len(values)} predictions in {out}")

@@ -1,0 +1,80 @@
+"""coterie run"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import Json, parse_sets
+
+
+def run(
+    file: Annotated[
+        str | None, typer.Argument(help="A run file (TOML or JSON), or 'quickstart'.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Your data: a folder with a file per client.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column that is to be predicted.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Column that names the client, if --data is one file.")
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="Method, with --data.")] = "clove",
+    groups: Annotated[str, typer.Option(help="Number of groups, or 'auto', with --data.")] = "auto",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change an option: algorithm.n_groups=3, run.rounds=50."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; must not exist.")] = None,
+    compare: Annotated[
+        bool, typer.Option(help="Also train each client alone and one model for all.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Find groups and train models: on your data, by a run file, or as a demonstration.
+
+    Examples:
+
+      coterie run quickstart
+
+      coterie run --data sites/ --label outcome --out runs/a
+
+      coterie run --data all.csv --client hospital --label outcome --groups 3
+
+      coterie run study.toml --set algorithm.n_groups=3 --set run.rounds=50 --out runs/b
+    """
+    from coterie.core.errors import ConfigError
+
+    if (file is None) == (data is None):
+        raise ConfigError("coterie run: give a run file or --data. Try: coterie run quickstart")
+    if file == "quickstart":
+        from coterie.experiments.quickstart import quickstart
+
+        quickstart(out, as_json=json, changes=parse_sets(set_ or []))
+        return
+    import json as json_
+
+    from coterie import fitted
+    from coterie.running.build import build, read
+
+    if file is not None:
+        description = read(Path(file))
+        description.pop("plan", None)
+        description = {k: v for k, v in description.items() if isinstance(v, dict)}
+    else:
+        from coterie.cli.sources import described
+
+        description = described(data, label, client, algorithm, groups)
+    for table, options in parse_sets(set_ or []).items():
+        description.setdefault(table, {}).update(options)
+    description.setdefault("run", {}).setdefault("compare", compare)
+    ready = build(description)
+    for note in ready.data.notes if not json else ():
+        print(f"note: {note}")
+    fit = fitted.fit_run(ready, out, progress=not json)
+    if json:
+        print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
+        return
+    print(f"\n{fit}")
+    if out is not None:
+        print(f"\nKept in {out}. See: coterie show {out}")

@@ -1,0 +1,46 @@
+"""Own data on the command line, as the tables of a run file."""
+
+from pathlib import Path
+from typing import Any
+
+from coterie.core.errors import ConfigError, DataError
+
+
+def described(
+    data: Path | None, label: str | None, client: str | None, algorithm: str, groups: str
+) -> dict[str, Any]:
+    """A run on a folder (a file per client) or on one table with a client column."""
+    if data is None or not data.exists():
+        raise DataError(f"{data} does not exist.")
+    source: dict[str, Any] = {"path": str(data.resolve()), "label": label}
+    if data.is_dir():
+        source = {"name": "folder", **source}
+    elif client is None:
+        raise ConfigError(
+            f"{data} is one file: say which column names the client, --client COLUMN."
+        )
+    else:
+        source = {"name": "table", **source, "client": client}
+    from dataclasses import fields
+
+    from coterie import algorithms  # noqa: F401 - lists the methods
+    from coterie.core.algorithm import find
+    from coterie.fitted import default_groups, default_local, suggested
+    from coterie.running.build import make_data
+
+    made = make_data(source)
+    known = {field.name for field in fields(find(algorithm))}
+    return {
+        "algorithm": {"name": algorithm, **default_groups(algorithm, known, groups, len(made))},
+        "model": {"name": suggested(made)},
+        "local": default_local(),
+        "data": source,
+        "run": {"rounds": 30},
+    }
+
+
+def rows_of(path: Path, card: dict[str, Any], label: str | None) -> tuple[Any, Any]:
+    """The inputs and labels in a file, as `Fitted` takes them."""
+    from coterie.data.readers import read_rows
+
+    return read_rows(path, label, card)

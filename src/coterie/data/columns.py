@@ -1,0 +1,208 @@
+"""Columns as features, by rules that are fitted without any row leaving its client.
+
+1. A client tells of each column what its values can be read as and how many there are, with
+   hashes of at most 51 different ones (`profile`). The server decides what it is (`decide`).
+2. For numbers a client tells count, mean and sum of squared deviations of its training rows, for
+   categories the set of them (`statistics`). The server merges these (`merge`), exactly as if the
+   rows had been pooled. A client of one row thereby tells that row.
+
+What the features are is said in `coterie.data.encoder`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.core.errors import DataError
+from coterie.data.encoder import CATEGORY_BUCKETS, WORD_BUCKETS, Rule, hash_of
+from coterie.data.tables import Cells, Table, as_number
+
+MAX_CATEGORIES = 50
+
+
+class Profile(NamedTuple):
+    """What a client tells of a column so that the server can decide what it is."""
+
+    kind: str
+    n: int  # values
+    n_numbers: int  # values that are numbers
+    n_spaced: int  # values with a space
+    hashes: frozenset[int]  # of different values, at most 51
+    odd: str  # where the first value that is no number stands, for the message
+
+
+def profile(table: Table, name: str) -> Profile:
+    """What one client tells of a column."""
+    cells = table.cells[name]
+    present = ~cells.missing
+    n = int(present.sum())
+    if cells.values.dtype.kind == "f":
+        infinite = np.isinf(cells.values)
+        if infinite.any():
+            raise DataError(
+                f"{table.source}: column '{name}' must hold finite numbers. "
+                f"{table.at(int(infinite.argmax()))} is infinite. Correct it or leave it empty."
+            )
+        return Profile(cells.kind, n, n if cells.kind == "number" else 0, 0, frozenset(), "")
+    words = [(i, word) for i, word in enumerate(cells.words) if word is not None]
+    odd = [(i, word) for i, word in words if as_number(word) is None]
+    different = sorted({word for _, word in words})[: MAX_CATEGORIES + 1]
+    return Profile(
+        cells.kind,
+        n,
+        len(words) - len(odd),
+        sum(" " in word for _, word in words),
+        frozenset(map(hash_of, different)),
+        f"{table.at(odd[0][0])} has {odd[0][1]!r}" if odd else "",
+    )
+
+
+def decide(name: str, profiles: Sequence[Profile], sources: Sequence[str]) -> str:
+    """What a column is: "number", "boolean", "date", "category" or "text"."""
+    kinds = {told.kind for told in profiles} - {"nothing"}
+    if not kinds:
+        raise DataError(
+            f"Column '{name}' must have a value somewhere. It is empty in every client's rows. "
+            f"Remove it, or leave it out: drop=['{name}']."
+        )
+    n = sum(told.n for told in profiles)
+    numeric = 2 * sum(told.n_numbers for told in profiles) >= n
+    if kinds in ({"number"}, {"boolean"}, {"date"}):
+        return kinds.pop()
+    if "number" in kinds or numeric:
+        other = next((told.odd for told in profiles if told.odd), None) or next(
+            f"{source} has true and false"
+            for told, source in zip(profiles, sources, strict=True)
+            if told.kind == "boolean"
+        )
+        whole = [s for told, s in zip(profiles, sources, strict=True) if told.kind == "number"]
+        where = f" in {whole[0]}" if whole else " mostly"
+        raise DataError(
+            f"Column '{name}' must hold numbers everywhere or nowhere. It holds numbers{where}, "
+            f"but {other}. Correct it, or take all values as categories: categorical=['{name}']."
+        )
+    different = len(frozenset().union(*(told.hashes for told in profiles)))
+    spaced = 2 * sum(told.n_spaced for told in profiles) > n
+    return "text" if spaced and (different > MAX_CATEGORIES or 2 * different > n) else "category"
+
+
+class Statistics(NamedTuple):
+    """What a client tells of the training rows of a column."""
+
+    n: int
+    missing: int
+    mean: float = 0.0
+    deviations: float = 0.0  # sum of squared differences from the mean
+    categories: frozenset[str] | None = frozenset()  # None: more than can be told
+
+
+def statistics(cells: Cells, kind: str) -> Statistics:
+    """What one client tells of a column whose kind is decided."""
+    gone = cells.missing
+    missing, n = int(gone.sum()), int((~gone).sum())
+    if kind in ("number", "boolean"):
+        values = cells.values[~gone].astype(np.float64)
+        mean = float(values.mean()) if n else 0.0
+        return Statistics(n, missing, mean, float(((values - mean) ** 2).sum()))
+    if kind == "category":
+        found = frozenset(word for word in cells.words if word is not None)
+        return Statistics(n, missing, categories=found if len(found) <= MAX_CATEGORIES else None)
+    return Statistics(n, missing)
+
+
+def merge(told: Sequence[Statistics]) -> Statistics:
+    """The statistics of all clients' rows together (Chan, Golub, LeVeque 1979).
+
+    >>> merge([Statistics(2, 0, 1.0, 2.0), Statistics(1, 1, 4.0, 0.0)])
+    Statistics(n=3, missing=1, mean=2.0, deviations=8.0, categories=frozenset())
+    """
+    n = sum(part.n for part in told)
+    mean = sum(part.n * part.mean for part in told) / max(n, 1)
+    deviations = sum(part.deviations + part.n * (part.mean - mean) ** 2 for part in told)
+    sets = [part.categories for part in told]
+    union = None if None in sets else frozenset().union(*sets)  # type: ignore[arg-type]
+    return Statistics(n, sum(part.missing for part in told), mean, deviations, union)
+
+
+def fit(
+    tables: Sequence[Table],
+    train: Sequence[np.ndarray],
+    columns: Sequence[str],
+    *,
+    normalise: bool = True,
+    categorical: Sequence[str] = (),
+    text: Sequence[str] = (),
+) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+    """The rules for some columns, from the training rows of each client; and what to say of them.
+
+    Parameters
+    ----------
+    tables, train
+        Rows of each client, and which of them are for training.
+    normalise
+        Whether numbers are standardised.
+    categorical, text
+        Columns to take as categories and as text, whatever they look like.
+    """
+    rules, notes = [], []
+    for name in columns:
+        profiles = [profile(table, name) for table in tables]
+        if name in (*categorical, *text):
+            kind = "category" if name in categorical else "text"
+        else:
+            kind = decide(name, profiles, [table.source for table in tables])
+        if kind == "date":
+            notes.append(f"Column '{name}' holds dates and is left out.")
+            continue
+        told = [
+            statistics(table.cells[name].take(rows), kind)
+            for table, rows in zip(tables, train, strict=True)
+        ]
+        rule, said = _rule(name, kind, merge(told), normalise)
+        rules.append(rule)
+        notes += said
+    numbers = sum(rule.kind == "number" for rule in rules)
+    if numbers and normalise:
+        notes.insert(0, f"{numbers} numeric columns standardised by the federation's statistics.")
+    return tuple(rules), tuple(notes)
+
+
+def _rule(name: str, kind: str, found: Statistics, normalise: bool) -> tuple[Rule, list[str]]:
+    """The rule of one column from the statistics of the federation, and what to say of it."""
+    if not found.n:
+        raise DataError(
+            f"Column '{name}' must have a value in some training row. It has none. Remove it, or "
+            f"leave it out: drop=['{name}']."
+        )
+    notes, missing = [], found.missing > 0
+    if kind in ("number", "boolean"):
+        mean, scale = found.mean, float(np.sqrt(found.deviations / found.n))
+        if not np.isfinite(mean) or not np.isfinite(scale):
+            raise DataError(f"Column '{name}' holds numbers too large to average. Rescale it.")
+        if missing:
+            notes.append(
+                f"Column '{name}': {found.missing} of {found.n + found.missing} training values "
+                f"missing, filled with the federation's mean and marked by a feature."
+            )
+        if kind == "boolean" or not normalise:
+            return Rule(name, kind, mean, missing=missing), notes
+        # A constant column leaves rounding behind, not spread.
+        scale = scale if scale > 1e-12 * max(1.0, abs(mean)) else 1.0
+        return Rule(name, kind, mean, mean, scale, missing=missing), notes
+    if missing:
+        notes.append(
+            f"Column '{name}': {found.missing} of {found.n + found.missing} training values "
+            f"missing, all zeros and marked by a feature."
+        )
+    if kind == "text":
+        notes.append(f"Column '{name}': words hashed to {WORD_BUCKETS} features.")
+        return Rule(name, kind, missing=missing), notes
+    if found.categories is None or len(found.categories) > MAX_CATEGORIES:
+        notes.append(
+            f"Column '{name}': more than {MAX_CATEGORIES} categories, hashed to "
+            f"{CATEGORY_BUCKETS} features."
+        )
+        return Rule(name, "hashed", missing=missing), notes
+    notes.append(f"Column '{name}': {len(found.categories)} categories, a feature each.")
+    return Rule(name, kind, categories=tuple(sorted(found.categories)), missing=missing), notes

@@ -1,0 +1,244 @@
+"""Own data: tables, folders, partitions and functions become a federation.
+
+All of these take the options of `Reading`. What was inferred or left out stands in `data.notes`;
+`data.encoder` prepares new rows the same way.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.core.config import construct
+from coterie.core.errors import DataError, unknown
+from coterie.data.assemble import Reading, assemble
+from coterie.data.federated import FederatedData
+from coterie.data.images import read_client
+from coterie.data.tables import ENDINGS, Table, from_arrays, read, read_file
+
+
+def from_table(table: Any, client: str, label: str | None = None, **options: Any) -> FederatedData:
+    """One table for all clients: a data frame, a dict of columns, a CSV or a Parquet file.
+
+    Parameters
+    ----------
+    client
+        Column that says whose row it is.
+    label
+        Column to predict; None asks for reconstruction of the inputs.
+    options
+        See `Reading`: task, test_fraction, validation_fraction, split, time, seed, normalise,
+        names, categorical, text, drop.
+
+    >>> rows = {"site": ["a", "a", "b", "b"], "age": [1.0, 2.0, 3.0, 6.0], "ill": [0, 1, 1, 0]}
+    >>> data = from_table(rows, client="site", label="ill", test_fraction=0)
+    >>> data
+    FederatedData('table', 2 clients, 4 train + 0 test samples, classification, x [1], 2 outputs)
+    >>> data.names, data.encoder.encode({"age": [3.0]})
+    (('a', 'b'), tensor([[0.]]))
+    """
+    chosen = construct(Reading, options)
+    whole = read(table)
+    if client not in whole.cells:
+        raise DataError(
+            f"from_table: {whole.source} must have the client column. "
+            + unknown("column", client, whole.cells)
+        )
+    cells = whole.cells[client]
+    if cells.missing.any():
+        raise DataError(
+            f"from_table: every row must name its client. {whole.at(int(cells.missing.argmax()))} "
+            f"has none in column '{client}'. Fill it or remove the row."
+        )
+    if not len(whole.rows):
+        raise DataError(f"from_table: {whole.source} must have rows. It has none.")
+    names, first, owner = np.unique(
+        np.array(cells.words, dtype=str), return_index=True, return_inverse=True
+    )
+    rest = whole._replace(cells={k: v for k, v in whole.cells.items() if k != client})
+    # One sort instead of a search per client; a stable one keeps the order of rows.
+    order = np.argsort(owner, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
+    seen = np.argsort(first)
+    record = None
+    if isinstance(table, str | Path):
+        record = {"table": str(Path(table).resolve()), "client": client, "label": label}
+    return assemble(
+        "from_table",
+        [rest.take(parts[i]) for i in seen],
+        [str(names[i]) for i in seen],
+        label,
+        chosen,
+        name="table",
+        record=record,
+    )
+
+
+def from_folder(
+    path: str | Path,
+    label: str | None = None,
+    *,
+    size: tuple[int, int] | int | None = None,
+    **options: Any,
+) -> FederatedData:
+    """One file per client, or one folder of images per client.
+
+    Files are CSV, TSV, Parquet or NPZ; what stands before the ending is the client's name. NPZ
+    files hold x and y, or x_train, y_train, x_test and y_test. Images lie in
+    client/class/image.png and leave as floats in [0, 1] of shape [channels, height, width].
+
+    Parameters
+    ----------
+    label
+        Column to predict; None asks for reconstruction of the inputs. NPZ files and images bring
+        their labels along.
+    size
+        Height and width to scale images to; without it they must agree.
+    options
+        See `Reading`: task, test_fraction, validation_fraction, split, time, seed, normalise,
+        names, categorical, text, drop.
+    """
+    chosen = construct(Reading, options)
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "It is a file; use from_table." if folder.exists() else "There is none."
+        raise DataError(f"from_folder: {folder} must be a folder. {what}")
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    entries.sort(key=lambda entry: _natural(entry.name))
+    if not entries:
+        raise DataError(
+            f"from_folder: {folder} must hold a file or a folder per client. It is empty."
+        )
+    record: dict[str, Any] = {"path": str(folder.resolve()), "label": label}
+    folders = [entry for entry in entries if entry.is_dir()]
+    if folders and len(folders) < len(entries):
+        file = next(entry for entry in entries if not entry.is_dir())
+        raise DataError(
+            f"from_folder: {folder} must hold files or folders of images, not both. '{file.name}' "
+            f"lies beside the folder '{folders[0].name}'. Move one of them."
+        )
+    if folders:
+        if isinstance(size, int):
+            size = (size, size)
+        if size is not None:
+            record["size"] = list(size)
+        wanted = _wanted([f.name for f in folders], chosen)
+        tables = _one_depth([read_client(f, size) for f in folders if f.name in wanted])
+        names = [f.name for f in folders if f.name in wanted]
+        return assemble("from_folder", tables, names, "class", chosen, name="folder", record=record)
+    for entry in entries:
+        if entry.suffix.lower() not in ENDINGS:
+            raise DataError(
+                f"from_folder: client files must end in {', '.join(ENDINGS)}. Got '{entry.name}'. "
+                f"Convert or remove it."
+            )
+    wanted = _wanted([entry.stem for entry in entries], chosen)
+    files = [entry for entry in entries if entry.stem in wanted]
+    tables = [read_file(entry) for entry in files]
+    typed = all(entry.suffix.lower() == ".npz" for entry in files)
+    if typed and label is None and all("y" in table.cells for table in tables):
+        label = "y"
+    return assemble(
+        "from_folder",
+        tables,
+        [entry.stem for entry in files],
+        label,
+        chosen,
+        typed=typed,
+        name="folder",
+        record=record,
+    )
+
+
+def from_partitions(partitioner: Any, label: str | None = None, **options: Any) -> FederatedData:
+    """Partitions in the manner of flwr-datasets: `num_partitions` and `load_partition(i)`.
+
+    Parameters
+    ----------
+    partitioner
+        `load_partition(i)` gives a Hugging Face dataset, a data frame, or a dict of columns. One
+        column may hold an image or an array per row; it is then the only input.
+    label
+        Column to predict; None asks for reconstruction of the inputs.
+    options
+        See `Reading`; `names` are given to the partitions.
+    """
+    for wanted in ("num_partitions", "load_partition"):
+        if not hasattr(partitioner, wanted):
+            raise DataError(
+                f"from_partitions: there must be num_partitions and load_partition(i). "
+                f"{type(partitioner).__name__} has no {wanted}."
+            )
+    chosen = construct(Reading, options)
+    n = partitioner.num_partitions
+    n = int(n() if callable(n) else n)
+    names = chosen.names or tuple(f"client-{i}" for i in range(n))
+    if len(names) != n:
+        raise DataError(f"from_partitions: names must be {n}, one per partition. Got {len(names)}.")
+    tables = [read(partitioner.load_partition(i), f"partition {i}") for i in range(n)]
+    return assemble("from_partitions", tables, names, label, chosen)
+
+
+def from_function(
+    load: Callable[[str], Any], names: Sequence[str], label: str | None = None, **options: Any
+) -> FederatedData:
+    """A function that gives the data of the client it is asked for.
+
+    Parameters
+    ----------
+    load
+        `load(name)` gives (x, y), or (x_train, y_train, x_test, y_test), or a dict of these by
+        name, or a table (a data frame, a dict of columns, a file).
+    names
+        The clients.
+    label
+        Column to predict, if `load` gives tables.
+    options
+        See `Reading`.
+
+    >>> data = from_function(lambda name: ([[1.0], [3.0]], ["no", "yes"]), names=["ann", "bob"])
+    >>> data.names, data.classes, data.encoder.encode([[2.0]])
+    (('ann', 'bob'), ('no', 'yes'), ...)
+    """
+    chosen = construct(Reading, options)
+    names = [str(name) for name in names]
+    tables = [_loaded(load(name), f"client '{name}'") for name in names]
+    typed = label is None and bool(tables) and all("y" in table.cells for table in tables)
+    return assemble("from_function", tables, names, "y" if typed else label, chosen, typed=typed)
+
+
+def _loaded(value: Any, source: str) -> Table:
+    if not isinstance(value, tuple):
+        return read(value, source)
+    if len(value) == 2:
+        return from_arrays(*value, source)
+    if len(value) == 4:
+        parts = zip(("x_train", "y_train", "x_test", "y_test"), value, strict=True)
+        return read({name: part for name, part in parts if part is not None}, source)
+    raise DataError(
+        f"from_function: load must give (x, y) or (x_train, y_train, x_test, y_test). For {source} "
+        f"it gave {len(value)} values."
+    )
+
+
+def _wanted(found: Sequence[str], options: Reading) -> set[str]:
+    """Names to read: the others need not even be readable."""
+    return set(found) if options.names is None else set(options.names)
+
+
+def _one_depth(tables: list[Table]) -> list[Table]:
+    """Grey images of one client as colour images, where another client has those."""
+    depth = max((table.x.shape[1] for table in tables if table.x is not None), default=1)
+    return [
+        table
+        if table.x is None or table.x.shape[1] == depth
+        else table._replace(x=np.repeat(table.x, depth, axis=1))
+        for table in tables
+    ]
+
+
+def _natural(name: str) -> list[Any]:
+    """Order in which site-2 comes before site-10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,391 @@
+"""Tables as people have them: CSV and Parquet files, data frames, dicts of columns, NPZ arrays.
+
+Whatever comes, a column becomes `Cells`: numbers, true or false, dates or text, with the missing
+ones marked. Messages name rows as the reader of the file sees them: in a CSV file the header is
+row 1, everywhere else rows are counted from 0.
+"""
+
+import csv
+import datetime
+import io
+import numbers
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from coterie.core.errors import DataError
+
+MISSING = frozenset({"", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL"})
+"""How an empty cell is written."""
+ENDINGS = (".csv", ".tsv", ".parquet", ".npz")
+SPLIT_NAMES = ("train", "validation", "test")
+
+_DATE = re.compile(r"(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{4})([T ]\d\d?:\d\d.*)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
+
+
+class Cells(NamedTuple):
+    """A column of one client: floats (nan where missing), or objects (None where missing)."""
+
+    kind: str  # "number", "boolean", "date", "text"; "nothing" if every cell is missing
+    values: np.ndarray  # [n], or [n, outputs] for numbers to predict
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which cells have no value."""
+        if self.values.dtype.kind == "f":
+            return np.isnan(self.values.reshape(len(self.values), -1)).any(1)
+        return np.array([value is None for value in self.values], dtype=bool)
+
+    @property
+    def words(self) -> list[str | None]:
+        """The values as text, whole numbers without a point."""
+        if self.values.dtype.kind != "f":
+            return list(self.values)
+        if self.kind == "boolean":
+            return [None if v != v else str(bool(v)) for v in self.values.tolist()]
+        return [
+            None if v != v else str(int(v)) if v.is_integer() else repr(v)
+            for v in self.values.tolist()
+        ]
+
+    def take(self, index: np.ndarray) -> "Cells":
+        """Some of the rows."""
+        return Cells(self.kind, self.values[index])
+
+
+class Table(NamedTuple):
+    """The rows of one client, or of all."""
+
+    source: str  # what messages call it
+    cells: dict[str, Cells]
+    rows: np.ndarray  # [n]  what messages call each row
+    x: np.ndarray | None = None  # [n, ...]  inputs that are no columns: images, tokens
+    split: np.ndarray | None = None  # [n]  place in SPLIT_NAMES, where the source says it
+    notes: tuple[str, ...] = ()
+
+    def take(self, index: np.ndarray) -> "Table":
+        """Some of the rows."""
+        return self._replace(
+            cells={name: cells.take(index) for name, cells in self.cells.items()},
+            rows=self.rows[index],
+            x=None if self.x is None else self.x[index],
+            split=None if self.split is None else self.split[index],
+        )
+
+    def at(self, position: int) -> str:
+        """What a message calls a row."""
+        return f"Row {self.rows[position]} of {self.source}"
+
+
+def read(value: Any, source: str | None = None) -> Table:
+    """A table from a file, a data frame, a dict of columns, or a 2-d array of numbers.
+
+    >>> table = read({"age": [31, None], "ward": ["a", "b"]})
+    >>> table.cells["age"]
+    Cells(kind='number', values=array([31., nan]))
+    """
+    if isinstance(value, str | Path):
+        return read_file(Path(value))
+    source = source or "the table"
+    if hasattr(value, "to_pandas") and not hasattr(value, "column_names"):
+        value = value.to_pandas()  # polars
+    if _is_frame(value):
+        return _frame(value, source)
+    if hasattr(value, "column_names"):  # datasets.Dataset, pyarrow.Table
+        value = _columns(value)
+    if isinstance(value, Mapping):
+        inputs = value.get("x", value.get("x_train"))
+        if inputs is not None and np.ndim(to_array(inputs, source)) > 1:
+            return _arrays(value, source)
+        return _dict(value, source)
+    array = to_array(value, source)
+    if array.ndim != 2:
+        raise DataError(
+            f"{source}: a table must be a file, a data frame, a dict of columns or a 2-d array. "
+            f"Got {type(value).__name__} of shape {list(array.shape)}."
+        )
+    return from_arrays(array, None, source)
+
+
+def read_file(path: Path) -> Table:
+    """A CSV, TSV, Parquet or NPZ file."""
+    if not path.exists():
+        raise DataError(f"{path}: the file must exist. There is none. Check the path.")
+    if path.suffix.lower() not in ENDINGS:
+        raise DataError(
+            f"{path.name}: a file must end in {', '.join(ENDINGS)}. Got '{path.suffix}'. "
+            f"Convert or remove it."
+        )
+    if not path.stat().st_size:
+        raise DataError(f"{path.name}: a file must have rows. It is empty. Fill or remove it.")
+    if path.suffix.lower() == ".parquet":
+        return _parquet(path)
+    if path.suffix.lower() == ".npz":
+        return _npz(path)
+    return _csv(path)
+
+
+def _csv(path: Path) -> Table:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise UnicodeError
+    except UnicodeError:
+        raise DataError(
+            f"{path.name}: a {path.suffix} file must be UTF-8 text. Its content is something else. "
+            f"Give it the ending of what it is, or save it as UTF-8."
+        ) from None
+    first = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"{path.name}: the file cannot be read as CSV: {error}.") from None
+    header = [name.strip() for name in lines[0]] if lines else []
+    for name in header:
+        if name and header.count(name) > 1:
+            raise DataError(
+                f"{path.name}: columns must have different names. '{name}' occurs "
+                f"{header.count(name)} times. Rename one."
+            )
+    rows, body = [], []
+    for number, line in enumerate(lines[1:], start=2):
+        if not line:
+            continue
+        if len(line) != len(header):
+            raise DataError(
+                f"{path.name}: every row must have {len(header)} cells, as the header has. Row "
+                f"{number} has {len(line)}. Complete it, or quote cells that hold a '{delimiter}'."
+            )
+        rows.append(number)
+        body.append(line)
+    columns = zip(*body, strict=True) if body else ([] for _ in header)
+    cells = {
+        name: _parse(list(column), decimal_comma=delimiter == ";")
+        for name, column in zip(header, columns, strict=True)
+        if name
+    }
+    notes = ("A column without a name was left out.",) if "" in header else ()
+    return Table(path.name, cells, np.array(rows, dtype=np.int64), notes=notes)
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pandas  # noqa: F401 - what pyarrow converts to
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            f"{path.name}: Parquet files need pandas and pyarrow. Install them: "
+            f"pip install 'coterie[tables]'."
+        ) from None
+    try:
+        frame = parquet.read_table(path).to_pandas()
+    except (ArrowException, OSError) as error:
+        reason = str(error).split(".")[0].splitlines()[0]
+        raise DataError(
+            f"{path.name}: a .parquet file must hold Parquet data. It does not ({reason}). Give "
+            f"it the ending of what it is, or write it again."
+        ) from None
+    return _frame(frame, path.name)
+
+
+def _npz(path: Path) -> Table:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile):
+        raise DataError(
+            f"{path.name}: a .npz file must hold plain arrays. Its content is something else. "
+            f"Write it by numpy.savez(file, x=..., y=...)."
+        ) from None
+    return _arrays(arrays, path.name)
+
+
+def _is_frame(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns")
+
+
+def _frame(frame: Any, source: str) -> Table:
+    names = [str(name) for name in frame.columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"{source}: columns must have different names. '{name}' occurs "
+                f"{names.count(name)} times. Rename one."
+            )
+    columns = {}
+    for name, (_, series) in zip(names, frame.items(), strict=True):
+        gone = series.isna().to_numpy(dtype=bool)
+        kind = getattr(series.dtype, "kind", "O")
+        if kind in "biuf" and not gone.any():
+            columns[name] = series.to_numpy(dtype=bool if kind == "b" else np.float64)
+        elif kind in "iuf":
+            columns[name] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        elif kind == "M":
+            columns[name] = series.to_numpy(dtype="datetime64[ns]")
+        else:
+            columns[name] = series.to_numpy(dtype=object, copy=True)
+            columns[name][gone] = None
+    return _dict(columns, source)
+
+
+def _columns(dataset: Any) -> dict[str, Any]:
+    """Columns of a Hugging Face dataset, labels by their names where it has them."""
+    columns = {}
+    for name in dataset.column_names:
+        values = dataset[name]
+        values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+        named = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
+        columns[name] = [named[v] for v in values] if named else values
+    return columns
+
+
+def _dict(columns: Mapping[str, Any], source: str) -> Table:
+    """A dict of columns; one of them may hold an image or an array per row, which is then x."""
+    if not columns:
+        raise DataError(f"{source}: a table must have columns. It has none.")
+    arrays = {str(name): to_array(value, source, f"'{name}'") for name, value in columns.items()}
+    sizes = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
+    first = next(iter(sizes))
+    for name, size in sizes.items():
+        if size != sizes[first] or size < 0:
+            raise DataError(
+                f"{source}: columns must be of one length. '{first}' has {sizes[first]} rows, "
+                f"'{name}' has {max(size, 1)}."
+            )
+    x = [name for name, array in arrays.items() if array.ndim > 1]
+    if len(x) > 1:
+        raise DataError(
+            f"{source}: at most one column may hold arrays or images. '{x[0]}' and '{x[1]}' do. "
+            f"Leave one out: drop=['{x[1]}']."
+        )
+    return Table(
+        source,
+        {name: to_cells(array) for name, array in arrays.items() if array.ndim == 1},
+        np.arange(sizes[first]),
+        x=arrays[x[0]] if x else None,
+    )
+
+
+def to_array(value: Any, source: str, what: str = "the value") -> np.ndarray:
+    """Lists, tensors and series as an array; objects where the entries are of several kinds."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return value
+    entries = [] if np.ndim(value) == 0 and not isinstance(value, Iterable) else list(value)
+    try:
+        if entries and hasattr(entries[0], "getbands"):  # pillow images
+            images = np.stack([np.asarray(image) for image in entries])
+            return images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
+        if entries and isinstance(entries[0], np.ndarray | list | tuple | Tensor):
+            return np.stack([np.asarray(entry) for entry in entries])
+        if any(entry is None or isinstance(entry, str) for entry in entries):
+            return np.array(entries, dtype=object)
+        return np.asarray(value)
+    except ValueError:
+        raise DataError(
+            f"{source}: the entries of {what} must be of one shape. They are not. Bring them to "
+            f"one size."
+        ) from None
+
+
+def _arrays(arrays: Mapping[str, Any], source: str) -> Table:
+    """Arrays x and y, or x_train, y_train, x_test and y_test (and x_validation, y_validation)."""
+    if "x" in arrays:
+        return from_arrays(arrays["x"], arrays.get("y"), source)
+    if "x_train" not in arrays:
+        raise DataError(
+            f"{source}: arrays must be named x and y, or x_train, y_train, x_test and y_test. "
+            f"Got {', '.join(arrays) or 'none'}."
+        )
+    parts = [name for name in SPLIT_NAMES if f"x_{name}" in arrays]
+    xs = [to_array(arrays[f"x_{name}"], source) for name in parts]
+    ys = [arrays.get(f"y_{name}") for name in parts]
+    if len({x.shape[1:] for x in xs}) > 1 or len({y is None for y in ys}) > 1:
+        raise DataError(
+            f"{source}: {' and '.join(parts)} must be alike. They differ in the shape of a sample "
+            f"or in having targets."
+        )
+    y = None if ys[0] is None else np.concatenate([to_array(part, source) for part in ys])
+    split = np.repeat([SPLIT_NAMES.index(name) for name in parts], [len(x) for x in xs])
+    return from_arrays(np.concatenate(xs), y, source)._replace(split=split)
+
+
+def from_arrays(x: Any, y: Any, source: str) -> Table:
+    """Inputs and targets; a 2-d array of floats becomes columns x0, x1, ..., targets column y."""
+    x = to_array(x, source, "x")
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        raise DataError(
+            f"{source}: x must hold numbers, a row per sample. It has type {x.dtype} and shape "
+            f"{list(x.shape)}."
+        )
+    dense = x.ndim > 2 or x.dtype.kind in "iu"
+    cells = {} if dense else {f"x{j}": to_cells(x[:, j]) for j in range(x.shape[1])}
+    if y is not None:
+        y = to_array(y, source, "y")
+        if y.ndim < 1 or len(y) != len(x):
+            raise DataError(
+                f"{source}: x and y must have one row per sample each. x has {len(x)} rows, y has "
+                f"shape {list(y.shape)}."
+            )
+        cells["y"] = to_cells(y)
+    return Table(source, cells, np.arange(len(x)), x=x if dense else None)
+
+
+def to_cells(array: np.ndarray) -> Cells:
+    """A column of any type."""
+    kind = array.dtype.kind
+    if kind == "b":
+        return Cells("boolean", array.astype(np.float64))
+    if kind in "iuf":
+        values = array.astype(np.float64)
+        return Cells("nothing" if np.isnan(values).all() else "number", values)
+    if kind == "M":
+        texts = [None if np.isnat(v) else str(v) for v in array.astype("datetime64[us]")]
+        return Cells("date" if any(texts) else "nothing", np.array(texts, dtype=object))
+    entries = [None if v is None or v != v else v for v in array.tolist()]
+    present = [v for v in entries if v is not None]
+    if present and all(isinstance(v, bool) for v in present):
+        return Cells("boolean", np.array([np.nan if v is None else v for v in entries], float))
+    if present and all(isinstance(v, numbers.Number) for v in present):
+        return Cells("number", np.array([np.nan if v is None else v for v in entries], float))
+    if present and all(isinstance(v, datetime.date) for v in present):
+        return Cells(
+            "date", np.array([None if v is None else v.isoformat() for v in entries], object)
+        )
+    return _parse(["" if v is None else str(v) for v in entries])
+
+
+def _parse(texts: Sequence[str], decimal_comma: bool = False) -> Cells:
+    """A column of text: what all of its values can be read as."""
+    values = [None if (text := raw.strip()) in MISSING else text for raw in texts]
+    present = [value for value in values if value is not None]
+    if not present:
+        return Cells("nothing", np.full(len(values), np.nan))
+    found = [as_number(value, decimal_comma) for value in values]
+    if all(number is not None for number in found):
+        return Cells("number", np.array(found, dtype=np.float64))
+    if all(value.lower() in ("true", "false") for value in present):
+        flags = [np.nan if value is None else value.lower() == "true" for value in values]
+        return Cells("boolean", np.array(flags, dtype=np.float64))
+    kind = "date" if all(_DATE.fullmatch(value) for value in present) else "text"
+    return Cells(kind, np.array(values, dtype=object))
+
+
+def as_number(value: str | None, decimal_comma: bool = False) -> float | None:
+    """The number a text stands for, nan for a missing one, None if it is no number."""
+    if value is None:
+        return float("nan")
+    if decimal_comma and _DECIMAL_COMMA.fullmatch(value):
+        value = value.replace(",", ".")
+    try:
+        return None if "_" in value else float(value)  # Python reads 1_000
+    except ValueError:
+        return None

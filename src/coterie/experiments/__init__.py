@@ -1,0 +1,1 @@
+"""Recipes: experiments as runs, and what can be run at all."""

@@ -1,0 +1,1 @@
+"""What a run tells: tables and pictures, read from run folders alone."""
