@@ -5,6 +5,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.installed-docs
 BENCHMARKS := $(sort $(filter-out %/__init__.py %/__main__.py,$(wildcard benchmarks/*.py)))
 
 # Several processes with several threads each are slower than one thread each.
@@ -36,10 +37,13 @@ bench: $(STAMP)  ## Run every script in benchmarks/
 	@if [ -z "$(BENCHMARKS)" ]; then echo "There are no benchmarks yet."; fi
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
-docs: $(STAMP)  ## Build the documentation into docs/_build/html
-	@if [ ! -f docs/conf.py ]; then echo "There is no docs/conf.py yet."; else \
-		$(BIN)/pip install --quiet -c constraints.txt -e ".[docs]" && \
-		$(BIN)/python -m sphinx -W -b html docs docs/_build/html; fi
+docs: $(DOCS_STAMP)  ## Build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
 
 clean:  ## Remove the environment and everything that was built
 	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from coterie.core.federation import Each, Rows
 from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
-from coterie.data.federated import FederatedData, from_arrays
+from coterie.data import Encoder, FederatedData, from_arrays
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.words import found
@@ -75,6 +75,7 @@ class Fitted:
         kept = {} if memory is None else wire.load(memory)
         self.memory = {int(client): tree for client, tree in kept.items()}
         self.card = json.loads(self.files["data.json"])
+        self.encoder = Encoder.from_dict(self.card["encoder"])
         self.rows = json.loads(self.files["clients.json"])["clients"]
         self.cards = json.loads(self.files["groups.json"])["groups"]
 
@@ -120,7 +121,10 @@ class Fitted:
     # use
 
     def place(self, x: Any, y: Any = None) -> Spot:
-        """The group of a new client, from its data."""
+        """The group of a new client, from its data: arrays, a table or the name of a file.
+
+        A table's label column has the name it had in training, unless y is given.
+        """
         names = (*self.names, "newcomer")
         fed = Simulation(_Newcomer(names, self._as_client(x, y)), stack=False)
         fed.begin(max(len(self.rounds) - 1, 0))
@@ -135,14 +139,17 @@ class Fitted:
     ) -> np.ndarray:
         """Predictions by the model of a client or of a group.
 
-        Classes come back under the names they had in the data; `raw` gives the network's outputs.
+        Classes come back under the names they had in the data, numbers in their own unit; `raw`
+        gives the network's outputs.
         """
         with torch.no_grad():
             output = self.algorithm.predict(self._personal(client, group), self._inputs(x))
-        if raw or self.card["task"] != "classification":
+        if raw:
             return np.asarray(output)
-        index = np.asarray(output.argmax(1))
-        return index if self.card["classes"] is None else np.asarray(self.card["classes"])[index]
+        if self.card["task"] == "classification":
+            return np.asarray(self.encoder.decode(output.argmax(1)))
+        output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
+        return np.asarray(self.encoder.decode(output))
 
     def model(self, group: int) -> nn.Module:
         """The network of a group, as a plain module in evaluation mode."""
@@ -162,38 +169,22 @@ class Fitted:
     # inside
 
     def _as_client(self, x: Any, y: Any) -> FederatedData:
-        """New data as a federation of one, checked like any other."""
+        """New data as a federation of one; labels stand in a table's own column if not given."""
         task, options = self.card["task"], {"test_fraction": 0.0, "names": ["newcomer"]}
+        inputs = self._inputs(x)
         if task == "reconstruction":
-            return from_arrays([self._inputs(x)], None, **options)
-        if y is None:
+            return from_arrays([inputs], None, **options)
+        if y is None and isinstance(x, np.ndarray | Tensor | list):
             raise DataError("place: labels are needed to tell which group fits. Pass y.")
-        labels = np.asarray(y)
-        if task == "classification":
-            classes = self.card["classes"] or range(self.card["n_outputs"])
-            known = {str(name): i for i, name in enumerate(classes)}
-            for label in labels.tolist():
-                if str(label) not in known:
-                    raise DataError("place: " + unknown("label", str(label), known))
-            labels = np.array([known[str(label)] for label in labels.tolist()])
+        labels = self.encoder.labels(x if y is None else y)
         options |= {"task": task, "n_outputs": self.card["n_outputs"]}
-        return from_arrays([self._inputs(x)], [labels], **options)
+        return from_arrays([inputs], [labels], **options)
 
     def _inputs(self, x: Any) -> Any:
-        """Inputs as the models saw them; raw tables go through the rules the data went through."""
-        if self.card["encoder"] is not None and not isinstance(x, np.ndarray | Tensor):
-            from coterie.data.columns import Encoder
-
-            return torch.as_tensor(Encoder.from_dict(self.card["encoder"]).encode(x))
-        if isinstance(x, dict):
+        """Inputs as the models saw them: new rows go through the rules the data went through."""
+        if isinstance(self.card["sample_shape"], dict):
             return {name: torch.as_tensor(value) for name, value in x.items()}
-        inputs = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-        inputs = inputs.float() if inputs.dtype == torch.float64 else inputs
-        shape = list(self.card["sample_shape"])
-        if list(inputs.shape[1:]) != shape:
-            wanted = ", ".join(map(str, ["n", *shape]))
-            raise DataError(f"Inputs must have shape [{wanted}]. Got {list(inputs.shape)}.")
-        return inputs
+        return self.encoder.encode(x)
 
     def _personal(self, client: str | None, group: int | None) -> Tree:
         """The model of a client, or of a group's first member."""
@@ -365,10 +356,32 @@ def _tables(
         given, network = {"model": _as_model(model, data.task)}, {}
     elif isinstance(model, str):
         network = {"name": model}
-    steps = (
-        {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32} if local is None else local
-    )
+    steps = default_local() if local is None else local
     return {"algorithm": table, "model": network, "local": steps, "data": {}}, given
+
+
+def default_local() -> dict[str, Any]:
+    """Local training that suits small tables and images alike."""
+    return {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32}
+
+
+def default_groups(
+    name: str, known: set[str], n_groups: int | str | None, n_clients: int
+) -> dict[str, Any]:
+    """The options that say how many groups: a number, or a bound for methods that find it."""
+    if "n_groups" not in known or n_groups is None:
+        return {}
+    if n_groups != "auto":
+        return {"n_groups": n_groups}
+    if "max_groups" not in known:
+        raise ConfigError(f"{name}: n_groups must be a number, because {name} cannot find it.")
+    # The paper's rule and its early stop: on rotated digits 4 groups in 9 of 10 seeds, where the
+    # released code's rule (10 % margin) without a stop ended at 2 in all ten.
+    rule = {"tolerance": 0.0, "stable_after": 3}
+    return {
+        "max_groups": max(2, min(10, n_clients - 1)),
+        **{k: rule[k] for k in rule if k in known},
+    }
 
 
 def _as_model(model: nn.Module | Model, task: str) -> Model:

@@ -187,14 +187,17 @@ def test_numbers_to_predict_are_standardised_and_come_back():
     [
         ({"age": ["1", "2", "x", "4"]}, r"'age' must hold numbers .* Row 2 of the table has 'x'"),
         ({"age": ["", "NA", "", ""]}, r"'age' must have a value somewhere.*drop=\['age'\]"),
-        ({"age": [1, np.inf, 2, 3]}, r"'age' must hold finite numbers. Row 1 of the table is"),
-        ({"age": ["1", "2", "-inf", "3"]}, r"'age' must hold finite numbers. Row 2 of the table"),
-        ({"age": [True, False, 3, 4]}, "must hold numbers everywhere or nowhere"),
-        ({"age": [1e308, -1e308, 1e308, 1]}, "numbers too large to average"),
+        (
+            {"age": [1, np.inf, 2, 3]},
+            r"'age' must hold finite numbers.* Row 1 of the table has inf",
+        ),
+        ({"age": ["1", "2", "-inf", "3"]}, r"finite numbers.* Row 2 of the table has -inf"),
+        ({"age": ["True", "False", "3", "4"]}, "must hold numbers everywhere or nowhere"),
+        ({"age": [1, 2, 1e308, 1]}, r"finite numbers, at most 1e\+30. Row 2 of the table has 1e"),
     ],
 )
 def test_unusable_columns_are_refused(columns, sentence):
-    with pytest.raises(DataError, match=sentence), np.errstate(over="ignore", invalid="ignore"):
+    with pytest.raises(DataError, match=sentence):
         fitted(**columns)
 
 
@@ -209,7 +212,7 @@ def test_numbers_in_one_client_and_text_in_another_are_refused():
     [
         ({"ward": ["a"]}, "there must be a column 'age', as in training. Got ward"),
         ({"age": ["3", "old"], "ward": ["a", "b"]}, "Row 1 of the table has 'old'"),
-        ({"age": [np.inf], "ward": ["a"]}, "must hold finite numbers. Row 0"),
+        ({"age": [np.inf], "ward": ["a"]}, "must hold finite numbers.* Row 0"),
         ([[1.0, 2.0, 3.0]], r"must have 2 columns: age, ward. It has shape \[1, 3\]"),
     ],
 )

@@ -21,12 +21,9 @@ def predict(
 
       coterie predict runs/a --client site-3 --data today.csv --out predictions.csv
     """
-    from coterie.cli.sources import rows_of
     from coterie.fitted import load
 
-    fit = load(folder)
-    x, _ = rows_of(data, fit.card, None)
-    values = fit.predict(x, client=client, group=group)
+    values = load(folder).predict(str(data), client=client, group=group)
     text = "prediction\n" + "".join(f"{value}\n" for value in values.tolist())
     if out is None:
         print(text, end="")

@@ -37,10 +37,3 @@ def described(
         "data": source,
         "run": {"rounds": 30},
     }
-
-
-def rows_of(path: Path, card: dict[str, Any], label: str | None) -> tuple[Any, Any]:
-    """The inputs and labels in a file, as `Fitted` takes them."""
-    from coterie.data.readers import read_rows
-
-    return read_rows(path, label, card)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.core.errors import DataError
-from coterie.data.encoder import CATEGORY_BUCKETS, WORD_BUCKETS, Rule, hash_of
+from coterie.data.encoder import CATEGORY_BUCKETS, WORD_BUCKETS, Rule, check_finite, hash_of
 from coterie.data.tables import Cells, Table, as_number
 
 MAX_CATEGORIES = 50
@@ -38,12 +38,7 @@ def profile(table: Table, name: str) -> Profile:
     present = ~cells.missing
     n = int(present.sum())
     if cells.values.dtype.kind == "f":
-        infinite = np.isinf(cells.values)
-        if infinite.any():
-            raise DataError(
-                f"{table.source}: column '{name}' must hold finite numbers. "
-                f"{table.at(int(infinite.argmax()))} is infinite. Correct it or leave it empty."
-            )
+        check_finite(table, name)
         return Profile(cells.kind, n, n if cells.kind == "number" else 0, 0, frozenset(), "")
     words = [(i, word) for i, word in enumerate(cells.words) if word is not None]
     odd = [(i, word) for i, word in words if as_number(word) is None]
@@ -178,8 +173,6 @@ def _rule(name: str, kind: str, found: Statistics, normalise: bool) -> tuple[Rul
     notes, missing = [], found.missing > 0
     if kind in ("number", "boolean"):
         mean, scale = found.mean, float(np.sqrt(found.deviations / found.n))
-        if not np.isfinite(mean) or not np.isfinite(scale):
-            raise DataError(f"Column '{name}' holds numbers too large to average. Rescale it.")
         if missing:
             notes.append(
                 f"Column '{name}': {found.missing} of {found.n + found.missing} training values "

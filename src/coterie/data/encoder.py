@@ -35,6 +35,7 @@ from coterie.data.tables import Cells, Table, as_number, read, to_array, to_cell
 
 CATEGORY_BUCKETS = 32
 WORD_BUCKETS = 256
+LARGEST = 1e30  # its square fits in float64, itself in float32
 
 _WORD = re.compile(r"\w+")
 
@@ -96,11 +97,7 @@ class Rule:
                 f"Column '{self.name}' must hold numbers, as in training. {table.at(bad)} has "
                 f"{cells.words[bad]!r}. Correct it or leave it empty."
             )
-        if np.isinf(cells.values).any():
-            raise DataError(
-                f"Column '{self.name}' must hold finite numbers. "
-                f"{table.at(int(np.isinf(cells.values).argmax()))} is infinite."
-            )
+        check_finite(table, self.name)
         return cells.values
 
 
@@ -285,6 +282,17 @@ def _is_table(value: Any) -> bool:
         or hasattr(value, "column_names")
         or hasattr(value, "__fspath__")
     )
+
+
+def check_finite(table: Table, name: str) -> None:
+    """Refuse a column of numbers in which one is infinite, or too large to compute with."""
+    large = np.abs(table.cells[name].values) > LARGEST
+    if large.any():
+        row = int(large.argmax())
+        raise DataError(
+            f"Column '{name}' must hold finite numbers, at most {LARGEST:g}. {table.at(row)} has "
+            f"{table.cells[name].values[row]:g}. Correct it or leave it empty."
+        )
 
 
 def hash_of(value: str) -> int:

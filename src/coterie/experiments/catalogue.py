@@ -66,7 +66,8 @@ def load_file(path: Path) -> type[Algorithm]:
     if not path.exists():
         raise ConfigError(f"{path} does not exist.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

@@ -26,10 +26,12 @@ class Sized(Protocol):
 
 
 def _linear(data: Sized, bias: bool = True) -> nn.Module:
+    """One layer from inputs to outputs: logistic or linear regression."""
     return Linear(_n_inputs("linear", data), data.n_outputs, bias)
 
 
 def _linear_regressor(data: Sized) -> nn.Module:
+    """One vector of weights without bias, drawn on the unit sphere; for theory."""
     if data.n_outputs != 1 or getattr(data, "task", "regression") != "regression":
         raise ConfigError(
             "linear_regressor: data must have one number to predict. These are for "
@@ -39,10 +41,12 @@ def _linear_regressor(data: Sized) -> nn.Module:
 
 
 def _mlp(data: Sized, hidden: Sequence[int] = (32,)) -> nn.Module:
+    """Fully connected layers with ReLU between them; suits tables and small images."""
     return MLP(_n_inputs("mlp", data), data.n_outputs, hidden)
 
 
 def _cnn(data: Sized, widths: Sequence[int] = (16, 32)) -> nn.Module:
+    """Convolution, ReLU and pooling, repeated, then one layer; for images."""
     shape = data.sample_shape
     if not isinstance(shape, tuple) or len(shape) != 3:
         raise ConfigError(

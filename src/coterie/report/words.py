@@ -60,7 +60,9 @@ def quickstart_words(table: Any) -> str:
     best = max(grouped, key=lambda name: grouped[name])
     alone, one = scores["local_only"], scores["fedavg"]
     others = [
-        f"{name} found them too" if ari[name] >= 0.99 else f"{name} only in part (ARI {ari[name]:.2f})"
+        f"{name} found them too"
+        if ari[name] >= 0.99
+        else f"{name} only in part (ARI {ari[name]:.2f})"
         for name in grouped
         if name != best
     ]

@@ -18,7 +18,7 @@ from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
 from coterie.core.errors import FederationError
 from coterie.core.federation import Rows
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
-from coterie.data.federated import FederatedData
+from coterie.data import Encoder, FederatedData
 from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
@@ -367,9 +367,17 @@ def card(data: FederatedData) -> dict[str, Any]:
         "sample_shape": data.sample_shape,
         "names": list(data.names),
         "truth": None if data.truth is None else data.truth.tolist(),
-        "encoder": data.extra.get("encoder"),
+        "encoder": _encoder(data).to_dict(),
         "notes": list(data.notes),
     }
+
+
+def _encoder(data: FederatedData) -> Encoder:
+    """The rules new rows go through; made problems have none, and take arrays as they are."""
+    if data.encoder is not None or isinstance(data.sample_shape, dict):
+        return data.encoder or Encoder(task=data.task, classes=data.classes)
+    sample = data.gather("train", torch.tensor([0])).x[0]
+    return Encoder.of_arrays(sample, data.task, data.classes)
 
 
 def group_cards(result: Result) -> list[dict[str, Any]]:
@@ -412,17 +420,22 @@ def _plain_weights(params: Tree) -> bytes:
 
 
 def clients(result: Result) -> list[dict[str, Any]]:
-    """A row per client: its group, how clear that is, and its score on its own test data."""
-    evidence, scores, classes = result.evidence, result.scores, result.data.task == "classification"
+    """A row per client: its group, how clear that is, and its score on its own test data.
+
+    The score is the accuracy, or the root mean squared error in the unit of the labels.
+    """
+    evidence, scores, data = result.evidence, result.scores, result.data
+    column, score = "accuracy", scores.accuracy
+    if data.task != "classification":
+        scale = data.encoder.target_scale if data.encoder is not None else ()
+        column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
     return [
         {
             "client": result.fed.names[client],
             "group": int(evidence.group[i]),
             "margin": float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
-            "accuracy" if classes else "error": float(
-                scores.accuracy[i] if classes else scores.loss[i].sqrt()
-            ),
+            column: float(score[i]),
         }
         for i, client in enumerate(scores.ids.tolist())
     ]

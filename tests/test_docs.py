@@ -1,0 +1,108 @@
+"""The examples in README, CONTRIBUTING and docs/ run, and print what the pages say they print.
+
+Blocks of a page run in order, in one namespace and one temporary folder: `python` blocks as they
+are, `$ coterie ...` lines of `console` blocks through the command line. A `text` block right after
+a `python` block, and the lines below a command, are what must be printed; `...` stands for anything,
+and decimals and runs of blanks are not compared. Blocks inside `<!-- hidden ... -->` run, too; a block
+below `<!-- skip -->` does not.
+"""
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import coterie
+from coterie.cli import main
+from coterie.core.algorithm import REGISTRY
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DECIMAL = re.compile(r"[-+]?\d+\.\d+(e-?\d+)?%?")
+SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Block(NamedTuple):
+    kind: str
+    body: str
+    line: int
+    expected: str | None = None
+
+
+def blocks(text: str) -> list[Block]:
+    """The code of a page, each piece with what it is to print."""
+    found: list[Block] = []
+    end = 0
+    for fence in FENCE.finditer(text):
+        kind, body = fence.groups()
+        between, end = text[end : fence.start()], fence.end()
+        line = text.count("\n", 0, fence.start()) + 1
+        if between.rstrip().endswith("<!-- skip -->"):
+            continue
+        if kind == "text" and not between.strip() and found and found[-1].kind == "python":
+            found[-1] = found[-1]._replace(expected=body)
+        elif kind == "python":
+            found.append(Block(kind, body, line))
+        elif kind == "console":
+            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, _, expected = part.partition("\n")
+                if command.startswith("coterie "):
+                    found.append(Block(kind, command, line, expected.strip() or None))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    known, names = dict(REGISTRY), {"__name__": f"docs.{page.stem}"}
+    try:
+        for block in blocks(page.read_text()):
+            where = f"{page.name}, line {block.line}"
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                if block.kind == "python":
+                    code = "\n" * block.line + block.body  # tracebacks name the page's line
+                    exec(compile(code, str(page), "exec"), names)
+                else:
+                    status = command(block.body, monkeypatch)
+            if block.kind == "console":
+                wanted = 2 if "Error:" in (block.expected or "") else 0
+                assert status == wanted, f"{where}: {block.body}\n{printed.getvalue()}"
+            if block.expected is not None:
+                shown, real = (DECIMAL.sub("#", t) for t in (block.expected, printed.getvalue()))
+                real = re.sub(r"-{3,}", "---", real)
+                shown = re.sub(r"-{3,}", "---", shown)
+                if not doctest.OutputChecker().check_output(shown, real, SAME):
+                    pytest.fail(f"{where}: the page shows\n{block.expected}\nbut there came\n{printed.getvalue()}")
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(known)
+
+
+def command(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command line on a line; its exit code."""
+    monkeypatch.setattr(sys, "argv", shlex.split(line))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    text = (ROOT / "docs" / "reference.md").read_text()
+    listed = re.findall(r"^\.\. auto\w+:: coterie\.(\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(coterie.__all__)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
