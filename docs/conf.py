@@ -8,7 +8,6 @@ copyright = author
 version = release = coterie.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 
@@ -20,3 +19,16 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "Coterie"
 html_copy_source = False
+
+
+def _before_napoleon(app, what, name, obj, options, lines):
+    """Keep it from taking examples for parameters, and "a: b" of a property for its type."""
+    first = next((i for i, line in enumerate(lines) if line.startswith(">>>")), None)
+    if first is not None and "Examples" not in lines:
+        lines[first:first] = ["Examples", "--------"]
+    if what == "property":
+        lines[0] = lines[0].replace(": ", " – ")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _before_napoleon, priority=100)

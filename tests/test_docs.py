@@ -2,9 +2,9 @@
 
 Blocks of a page run in order, in one namespace and one temporary folder: `python` blocks as they
 are, `$ coterie ...` lines of `console` blocks through the command line. A `text` block right after
-a `python` block, and the lines below a command, are what must be printed; `...` stands for anything,
-and decimals and runs of blanks are not compared. Blocks inside `<!-- hidden ... -->` run, too; a block
-below `<!-- skip -->` does not.
+a `python` block, and the lines below a command, are what must be printed: `...` stands for
+anything, and decimals and white space are not compared. Blocks inside `<!-- hidden ... -->` run,
+too; a block below `<!-- skip -->` does not.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 import coterie
+from coterie import algorithms  # noqa: F401 - lists the methods before a page adds its own
 from coterie.cli import main
 from coterie.core.algorithm import REGISTRY
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DECIMAL = re.compile(r"[-+]?\d+\.\d+(e-?\d+)?%?")
+RULE = re.compile(r"-{3,}")
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -76,15 +78,17 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
             if block.kind == "console":
                 wanted = 2 if "Error:" in (block.expected or "") else 0
                 assert status == wanted, f"{where}: {block.body}\n{printed.getvalue()}"
-            if block.expected is not None:
-                shown, real = (DECIMAL.sub("#", t) for t in (block.expected, printed.getvalue()))
-                real = re.sub(r"-{3,}", "---", real)
-                shown = re.sub(r"-{3,}", "---", shown)
-                if not doctest.OutputChecker().check_output(shown, real, SAME):
-                    pytest.fail(f"{where}: the page shows\n{block.expected}\nbut there came\n{printed.getvalue()}")
+            if block.expected is not None and not agrees(block.expected, printed.getvalue()):
+                pytest.fail(f"{where} shows\n{block.expected}\nbut it is\n{printed.getvalue()}")
     finally:
         REGISTRY.clear()
         REGISTRY.update(known)
+
+
+def agrees(shown: str, printed: str) -> bool:
+    """Whether a page shows what was printed; decimals and the length of rules do not matter."""
+    shown, printed = (RULE.sub("---", DECIMAL.sub("#", text)) for text in (shown, printed))
+    return doctest.OutputChecker().check_output(shown, printed, SAME)
 
 
 def command(line: str, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -71,7 +71,7 @@ def main() -> None:
         if method not in whole:
             out = folder / f"{method}-whole"
             began = time.monotonic()
-            subprocess.run(begin(file, out) + ["--no-compare"], check=True, capture_output=True)
+            subprocess.run([*begin(file, out), "--no-compare"], check=True, capture_output=True)
             whole[method] = content(out), time.monotonic() - began
         expected, seconds = whole[method]
         out, moments = folder / f"trial-{trial}", []
@@ -79,7 +79,7 @@ def main() -> None:
             moment = draw.uniform(0.0, seconds)
             command = begin(file, out)
             process = subprocess.Popen(
-                command + (["--no-compare"] if "run" in command else []),
+                [*command, *(["--no-compare"] if "run" in command else [])],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -94,14 +94,16 @@ def main() -> None:
                 moments.append({"seconds": round(moment, 2), "rounds logged": done})
         command = begin(file, out)
         subprocess.run(
-            command + (["--no-compare"] if "run" in command else []),
+            [*command, *(["--no-compare"] if "run" in command else [])],
             check=True,
             capture_output=True,
         )
         found = content(out)
         different = [name for name in expected if found.get(name) != expected[name]]
         rows.append({"method": method, "kills": moments, "different": different})
-        print(f"trial {trial + 1}: {method}, killed at {moments}: different {different}", flush=True)
+        print(
+            f"trial {trial + 1}: {method}, killed at {moments}: different {different}", flush=True
+        )
         shutil.rmtree(out)
     equal = sum(not row["different"] for row in rows)
     print(f"{equal} of {len(rows)} equal to the unbroken run")

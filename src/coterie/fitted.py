@@ -131,8 +131,8 @@ class Fitted:
         with fed.aside():
             state, last = grow(self.state, len(names)), torch.tensor([len(names) - 1])
             _, evidence = self.algorithm.place(fed, state, last)
-        numbers = evidence.group, evidence.margin, evidence.fits, evidence.score
-        return Spot(*(value[0].item() for value in numbers))
+        group, margin = int(evidence.group[0]), float(evidence.margin[0])
+        return Spot(group, margin, bool(evidence.fits[0]), float(evidence.score[0]))
 
     def predict(
         self, x: Any, client: str | None = None, group: int | None = None, raw: bool = False
@@ -170,7 +170,8 @@ class Fitted:
 
     def _as_client(self, x: Any, y: Any) -> FederatedData:
         """New data as a federation of one; labels stand in a table's own column if not given."""
-        task, options = self.card["task"], {"test_fraction": 0.0, "names": ["newcomer"]}
+        task = self.card["task"]
+        options: dict[str, Any] = {"test_fraction": 0.0, "names": ["newcomer"]}
         inputs = self._inputs(x)
         if task == "reconstruction":
             return from_arrays([inputs], None, **options)
@@ -294,9 +295,10 @@ def baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[st
     results, settings = {}, replace(ready.settings, compare=False)
     for name in GAINS:
         other, folder = find(name)(**parts), None if out is None else Path(out) / "baselines" / name
-        begun = folder is not None and (folder / "run.json").exists()
-        go = resume if begun else run
-        results[name] = go(other, ready.data, settings, folder, progress)
+        if folder is not None and (folder / "run.json").exists():
+            results[name] = resume(other, ready.data, settings, folder, progress)
+        else:
+            results[name] = run(other, ready.data, settings, folder, progress)
     return results
 
 

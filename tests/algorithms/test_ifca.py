@@ -321,7 +321,6 @@ def test_warm_up_trains_on_an_equal_partition_and_then_lets_clients_choose(
     assert three.state.assignment.tolist() == expected
 
 
-@pytest.mark.xfail(reason="rounds of warm-up are counted, and freeze the random partition")
 def test_rounds_of_warm_up_do_not_count_as_choices(
     federate, points, scalar, half, bank, first, play
 ):
@@ -402,7 +401,6 @@ def test_later_newcomers_are_judged_by_members_who_answered_before(
     assert evidence.fits.tolist() == [False, True]
 
 
-@pytest.mark.xfail(reason="every member asked becomes the whole reference, even one alone")
 def test_a_client_that_was_placed_is_still_judged_by_the_others(
     federate, points, scalar, bank, first, play
 ):

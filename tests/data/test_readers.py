@@ -91,8 +91,15 @@ def test_clients_can_be_chosen_and_columns_dropped(sites):
     assert data.encoder.features == ["age"]
 
 
+def test_a_column_that_one_client_lacks_values_of_is_filled(sites):
+    site(sites, "z.csv", ",,0", "NA,,1")
+    data = from_folder(sites, label="ill", test_fraction=0.0)
+    assert data.encoder.features[:2] == ["age", "age is missing"]
+    assert data.x[-2:].tolist() == [[0, 1, 0, 0, 1]] * 2
+
+
 def test_columns_are_matched_by_name(sites):
-    site(sites, "other.csv", "1,30,b", "0,31,a", header="ill,age,ward")
+    site(sites, "z.csv", "1,30,b", "0,31,a", header="ill,age,ward")
     data = from_folder(sites, label="ill", test_fraction=0.0)
     assert data.y[-2:].tolist() == [1, 0]
     assert data.x[-2:, 1:].tolist() == [[0, 1], [1, 0]]
@@ -427,7 +434,7 @@ def test_damaged_and_misplaced_images_are_refused(pictures):
     with pytest.raises(DataError, match=r"ann/7.png: images must lie in client/class/image"):
         from_folder(pictures)
     (pictures / "ann" / "7.png").rename(pictures / "7.csv")
-    with pytest.raises(DataError, match="'7.csv' lies beside the folder 'ann'"):
+    with pytest.raises(DataError, match=r"'7.csv' lies beside the folder 'ann'"):
         from_folder(pictures)
 
 
@@ -484,6 +491,14 @@ def damage(folder: Path, how: str) -> None:
             (folder / "site-12.npz").write_bytes(b"PK and so on")
         case "pickle":
             np.savez(folder / "site-12.npz", x=np.array([{}, []], dtype=object))
+        case "cut npz":
+            np.savez_compressed(folder / "site-12.npz", x=np.random.default_rng(0).random((50, 3)))
+            whole = bytearray((folder / "site-12.npz").read_bytes())
+            whole[60:400] = bytes(340)
+            (folder / "site-12.npz").write_bytes(whole)
+        case "array named npz":
+            with (folder / "site-12.npz").open("wb") as file:
+                np.save(file, np.ones((3, 2)))
         case "other names":
             np.savez(folder / "site-12.npz", images=np.ones(3))
         case "unknown ending":
@@ -512,6 +527,8 @@ def damage(folder: Path, how: str) -> None:
         ("garbage parquet", "site-12.parquet: a .parquet file must hold Parquet data"),
         ("garbage npz", "site-12.npz: a .npz file must hold plain arrays"),
         ("pickle", "site-12.npz: a .npz file must hold plain arrays"),
+        ("cut npz", "site-12.npz: a .npz file must hold plain arrays"),
+        ("array named npz", "site-12.npz: a .npz file must hold plain arrays"),
         ("other names", "site-12.npz: arrays must be named x and y.* Got images"),
         ("unknown ending", "must end in .csv, .tsv, .parquet, .npz. Got 'notes.docx'"),
     ],
@@ -527,9 +544,9 @@ def test_unusable_files_are_refused_in_one_sentence(sites, how, sentence):
 
 
 def test_unusable_folders_are_refused(tmp_path):
-    with pytest.raises(DataError, match="must hold a file or a folder per client. It is empty"):
+    with pytest.raises(DataError, match=r"must hold a file or a folder per client. It is empty"):
         from_folder(tmp_path)
-    with pytest.raises(DataError, match="must be a folder. There is none"):
+    with pytest.raises(DataError, match=r"must be a folder. There is none"):
         from_folder(tmp_path / "nowhere")
     path = site(tmp_path, "a.csv", "1,a,0")
     with pytest.raises(DataError, match="It is a file; use from_table"):
@@ -564,7 +581,7 @@ def test_unusable_tables_are_refused(columns, options, sentence):
 def test_unusable_partitions_are_refused():
     with pytest.raises(DataError, match="list has no num_partitions"):
         from_partitions([])
-    with pytest.raises(DataError, match="names must be 2, one per partition. Got 1"):
+    with pytest.raises(DataError, match=r"names must be 2, one per partition. Got 1"):
         from_partitions(Partitions(lambda i: {"a": [1]}), names=["x"])
     two = {"a": np.ones((2, 3)), "b": np.ones((2, 3)), "y": [0, 1]}
     with pytest.raises(DataError, match=r"partition 0: at most one column may hold arrays.*drop"):
@@ -574,5 +591,5 @@ def test_unusable_partitions_are_refused():
         from_partitions(Partitions(lambda i: ragged), label="y")
     with pytest.raises(DataError, match="at least one client, got none"):
         from_function(lambda name: None, [])
-    with pytest.raises(DataError, match="unique. 'a' is the name of"):
+    with pytest.raises(DataError, match=r"unique. 'a' is the name of"):
         from_function(lambda name: (np.ones((2, 1)), [0, 1]), ["a", "a"])

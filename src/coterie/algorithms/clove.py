@@ -127,7 +127,7 @@ class CLoVE(Algorithm):
         """New groups, and the vectors they rest on (none if they were dealt): lines 9-12."""
         if fed.round == 0 and self.first == "random":
             group = groups.random_groups(fed, cohort, losses.shape[1])
-            return groups.noted(state, cohort, group), None
+            return groups.noted(state, cohort, group, dealt=True), None
         unit = column_unit(embed(losses, self.embedding), self.scale)
         vectors = embed(losses, self.embedding, unit)
         how = self.clustering, self.choose, self.tolerance, self.replicate, self.min_group_size

@@ -141,9 +141,13 @@ def unplaced(assignment: Tensor, ids: Ids) -> Ids:
     return ids[assignment[ids] < 0]
 
 
-def noted(state: Any, ids: Ids, group: Tensor) -> Any:
-    """The state with new groups, and how often in a row each client has now had its own."""
-    repeats = torch.where(state.assignment[ids] == group, state.repeats[ids] + 1, 1)
+def noted(state: Any, ids: Ids, group: Tensor, dealt: bool = False) -> Any:
+    """The state with new groups, and how often in a row each client has now had its own.
+
+    A group that was dealt at random says nothing of stability and does not count.
+    """
+    same = (state.assignment[ids] == group) & (state.repeats[ids] > 0)
+    repeats = torch.where(same, state.repeats[ids] + 1, 0 if dealt else 1)
     assignment = put(state.assignment, ids, group)
     return state._replace(assignment=assignment, repeats=put(state.repeats, ids, repeats))
 

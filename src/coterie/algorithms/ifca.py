@@ -119,7 +119,7 @@ class IFCA(Algorithm):
         shared, models = groups.moved(self, fed, state, reply, group, self.divisor)  # lines 13-15
         unknown = no_reference(self.n_groups, self.n_groups)  # the models moved: ask members anew
         state = state._replace(shared=shared, models=models, reference=unknown)
-        state = groups.noted(state, ids, group)
+        state = groups.noted(state, ids, group, dealt=told is not None and not state.stable)
         return state, groups.info(state, ids, group)
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
@@ -128,9 +128,11 @@ class IFCA(Algorithm):
             return state, groups.no_evidence(ids, state.assignment)
         losses, n = clean_losses(reply["losses"]).double(), reply["n"]
         group, member = state.assignment[heard], state.assignment[heard] >= 0
-        if bool(member.any()):
-            members = reference(losses[member], group[member], n[member], self.n_groups)
-            state = state._replace(reference=members)
+        members = torch.nonzero(state.assignment >= 0).flatten()
+        renew = torch.isin(members, ids).all() | state.reference.centroids.isnan().all()
+        if bool(member.any() & renew):  # a few members do not redefine the group
+            known = reference(losses[member], group[member], n[member], self.n_groups)
+            state = state._replace(reference=known)
         _, margin, score = weigh(state.reference, losses, n)
         return groups.judged(state, ids, heard, losses.argmin(1), margin, score)
 

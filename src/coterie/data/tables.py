@@ -11,6 +11,7 @@ import io
 import numbers
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ class Cells(NamedTuple):
     def missing(self) -> np.ndarray:
         """Which cells have no value."""
         if self.values.dtype.kind == "f":
+            if self.values.ndim == 1:
+                return np.isnan(self.values)
             return np.isnan(self.values.reshape(len(self.values), -1)).any(1)
         return np.array([value is None for value in self.values], dtype=bool)
 
@@ -186,11 +189,10 @@ def _parquet(path: Path) -> Table:
         ) from None
     try:
         frame = parquet.read_table(path).to_pandas()
-    except (ArrowException, OSError) as error:
-        reason = str(error).split(".")[0].splitlines()[0]
+    except (ArrowException, OSError):
         raise DataError(
-            f"{path.name}: a .parquet file must hold Parquet data. It does not ({reason}). Give "
-            f"it the ending of what it is, or write it again."
+            f"{path.name}: a .parquet file must hold Parquet data. Its content is something else, "
+            f"or damaged. Give it the ending of what it is, or write it again."
         ) from None
     return _frame(frame, path.name)
 
@@ -199,7 +201,7 @@ def _npz(path: Path) -> Table:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile):
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
         raise DataError(
             f"{path.name}: a .npz file must hold plain arrays. Its content is something else. "
             f"Write it by numpy.savez(file, x=..., y=...)."
@@ -279,7 +281,7 @@ def to_array(value: Any, source: str, what: str = "the value") -> np.ndarray:
         return value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return value
-    entries = [] if np.ndim(value) == 0 and not isinstance(value, Iterable) else list(value)
+    entries = list(value) if isinstance(value, Iterable) else []
     try:
         if entries and hasattr(entries[0], "getbands"):  # pillow images
             images = np.stack([np.asarray(image) for image in entries])

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie import metrics
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
-from coterie.core.errors import FederationError
+from coterie.core.errors import DataError, FederationError
 from coterie.core.federation import Rows
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import Encoder, FederatedData
@@ -65,7 +65,8 @@ def run(
     check(algorithm, data)
     folder = None if out is None else RunFolder(out)
     if folder is not None:
-        folder.create(describe(algorithm, data, settings))
+        description = describe(algorithm, data, settings)
+        folder.create({**description, "fingerprint": data.fingerprint()})
     return _run(algorithm, data, settings, folder, chosen(progress))
 
 
@@ -77,6 +78,11 @@ def resume(
     progress: bool | Progress = False,
 ) -> Result:
     """Continue a run from its folder, exactly as if it had never stopped."""
+    if RunFolder(out).description().get("fingerprint", "") not in ("", data.fingerprint()):
+        raise DataError(
+            f"{out}: the data are not those the run began with. Put the old files back, or start a "
+            "new run."
+        )
     return _run(algorithm, data, settings, RunFolder(out), chosen(progress))
 
 
@@ -124,7 +130,7 @@ def _attempt(
     lines: list[dict[str, Any]] = []
     if folder is not None and any(folder.checkpoints.glob("*.json")):
         done, state, traffic, fed.memory = folder.load(algorithm)
-        fed.traffic.totals = {tuple(k.split("/")): v for k, v in traffic.items()}  # type: ignore[misc]
+        fed.traffic.totals = {tuple(k.split("/")): v for k, v in traffic.items()}
         folder.trim(done)
         lines = folder.lines()
     else:

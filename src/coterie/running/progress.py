@@ -63,7 +63,8 @@ class Live(Plain):
         from rich.live import Live as Screen
 
         self.rounds, self.first, self.began = rounds, done, time.monotonic()
-        self.title, self.rows = title, []  # type: list[tuple[str, ...]]
+        self.title = title
+        self.rows: list[tuple[str, ...]] = []
         self.screen = Screen(self.table(), refresh_per_second=4)
         self.screen.start()
 
