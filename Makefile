@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.installed-docs
-BENCHMARKS := $(sort $(filter-out %/__init__.py %/__main__.py,$(wildcard benchmarks/*.py)))
+BENCHMARKS := $(sort $(filter-out %/common.py,$(wildcard benchmarks/studies/*.py)))
 
 # Several processes with several threads each are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## Find the groups of a small federation and train a model for each
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/coterie run quickstart
 
 test: $(STAMP)  ## Run the tests and the examples in the docstrings
 	$(BIN)/python -m pytest -q -n $(WORKERS)
@@ -33,8 +33,7 @@ lint: $(STAMP)  ## Check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src/coterie
 
-bench: $(STAMP)  ## Run every script in benchmarks/
-	@if [ -z "$(BENCHMARKS)" ]; then echo "There are no benchmarks yet."; fi
+bench: $(STAMP)  ## Run every study in benchmarks/ (about an hour)
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(DOCS_STAMP)  ## Build the documentation into docs/_build/html

@@ -3,8 +3,8 @@
     python benchmarks/studies/kill_resume.py --kills 20 --json kills.json
 
 Each trial starts the same run in a new folder, kills the process at a random moment between its
-start and the end of an unbroken run, and resumes until it finishes. Equal means: `final/`,
-`summary.json` and `rounds.jsonl` have the same bytes as those of the unbroken run.
+start and the end of an unbroken run (half of them once or twice more), and resumes. Equal means:
+`final/`, `summary.json` and `rounds.jsonl` have the same bytes as those of the unbroken run.
 """
 
 import argparse
@@ -43,8 +43,9 @@ def coterie(*words: str) -> list[str]:
 
 
 def begin(file: Path, out: Path) -> list[str]:
-    resumes = (out / "run.json").exists()
-    return coterie("resume", str(out)) if resumes else coterie("run", str(file), "--out", str(out))
+    if (out / "run.json").exists():
+        return coterie("resume", str(out))
+    return coterie("run", str(file), "--out", str(out), "--no-compare")
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -71,33 +72,27 @@ def main() -> None:
         if method not in whole:
             out = folder / f"{method}-whole"
             began = time.monotonic()
-            subprocess.run([*begin(file, out), "--no-compare"], check=True, capture_output=True)
+            subprocess.run(begin(file, out), check=True, capture_output=True)
             whole[method] = content(out), time.monotonic() - began
         expected, seconds = whole[method]
         out, moments = folder / f"trial-{trial}", []
-        for _ in range(3):  # up to three kills, then let it end
+        while not moments or (len(moments) < 3 and draw.random() < 0.5):
             moment = draw.uniform(0.0, seconds)
-            command = begin(file, out)
             process = subprocess.Popen(
-                [*command, *(["--no-compare"] if "run" in command else [])],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                begin(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             try:
                 process.wait(moment)
-                break
+                if not moments:  # it ended first: begin the trial again
+                    shutil.rmtree(out)
+                continue
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                lines = out / "rounds.jsonl"
-                done = len(lines.read_text().splitlines()) if lines.exists() else 0
-                moments.append({"seconds": round(moment, 2), "rounds logged": done})
-        command = begin(file, out)
-        subprocess.run(
-            [*command, *(["--no-compare"] if "run" in command else [])],
-            check=True,
-            capture_output=True,
-        )
+            lines = out / "rounds.jsonl"
+            done = len(lines.read_text().splitlines()) if lines.exists() else 0
+            moments.append({"seconds": round(moment, 2), "rounds logged": done})
+        subprocess.run(begin(file, out), check=True, capture_output=True)
         found = content(out)
         different = [name for name in expected if found.get(name) != expected[name]]
         rows.append({"method": method, "kills": moments, "different": different})

@@ -30,6 +30,14 @@ def main() -> None:
             methods = {
                 "clove": CLoVE(model, LOCAL, n_groups=5, first="evaluation"),
                 "clove sqrt": CLoVE(model, LOCAL, n_groups=5, first="evaluation", embedding="sqrt"),
+                "clove sqrt, orthonormal": CLoVE(
+                    model,
+                    LOCAL,
+                    n_groups=5,
+                    first="evaluation",
+                    embedding="sqrt",
+                    first_bank="orthonormal",
+                ),
                 "ifca": IFCA(model, LOCAL, n_groups=5),
             }
             for name, method in methods.items():

@@ -4,12 +4,14 @@ A model is held in two parts: `shared` by all groups (empty unless the model has
 of `models` per group, so weight sharing is not a second code path.
 """
 
+import warnings
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from coterie.clustering.evidence import REFUSAL
+from coterie.clustering.matching import clean_losses
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Evidence, Info
 from coterie.core.client import Batch, Client
@@ -60,7 +62,8 @@ def fresh(client: Client, n_rounds: int | None, use: int) -> Batch:
     if n_rounds is None:
         return client.train
     part = torch.arange(len(client.train.mask)) * 2 * n_rounds // client.train.size
-    return client.train.where(part == 2 * client.round + use)
+    now = (2 * client.round + use) % (2 * n_rounds)  # later rounds use the parts again
+    return client.train.where(part == now)
 
 
 def smallest(losses: Tensor, ties: Literal["lowest", "random"], key: Tensor) -> Tensor:
@@ -88,6 +91,20 @@ def first_models(
     shared, models = model.split(model.init_many(key, k, same))
     models = orthonormal(models, key) if at_right_angles else models
     return {name: leaf[0] for name, leaf in shared.items()}, models
+
+
+def all_preferred(losses: Tensor, share: float, last: bool) -> bool:
+    """Whether each model is the best one for this share of the clients; says so if none ever was."""
+    losses = clean_losses(losses)
+    preferred = torch.bincount(losses.argmin(1), minlength=losses.shape[1])
+    enough = int(preferred.min()) >= share * len(losses)
+    if last and not enough:
+        warnings.warn(
+            f"IFCA: no draw of first models had each preferred by a share of {share}; the last one "
+            f"is used, preferred by {preferred.tolist()}.",
+            stacklevel=2,
+        )
+    return enough
 
 
 def means(method: Grouped, state: Any, by: str | Tensor) -> tuple[Mean, Mean]:

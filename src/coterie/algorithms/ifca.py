@@ -90,8 +90,7 @@ class IFCA(Algorithm):
             shared, models = groups.first_models(self.model, fed.key("models", attempt), k, same)
             if self.redraw:
                 _, reply = fed.map(self.losses, shared, models, to=fed.cohort())
-                preferred = torch.bincount(reply["losses"].argmin(1), minlength=k)
-                if int(preferred.min()) >= self.redraw * len(reply["losses"]):
+                if groups.all_preferred(reply["losses"], self.redraw, last=attempt == 99):
                     break
         nobody, never = fed.per_client(-1), fed.per_client(0)
         return State(shared, models, nobody, never, torch.tensor(False), no_reference(k, k))

@@ -17,6 +17,13 @@ RECIPES = {
     "quickstart": "rotated digits, 40 clients, 4 hidden groups: four methods under one protocol",
 }
 
+WHEN = {
+    "local_only": "as the yardstick: whether federating pays at all.",
+    "fedavg": "if clients are alike; as the yardstick for grouping.",
+    "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
+    "clove": "if groups are expected; the number may be unknown (max_groups).",
+}
+
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Names by kind, each with a line."""
@@ -48,6 +55,8 @@ def _explained(name: str, thing: Any) -> str:
     parts = [name]
     if isinstance(thing, type) and issubclass(thing, Algorithm):
         parts.append(inspect.getdoc(module) or "")
+        if name in WHEN:
+            parts.append(f"Use it {WHEN[name]}")
     parts.append(inspect.getdoc(thing) or "")
     parts.append("Options\n" + "\n".join(_options(thing)))
     return "\n\n".join(parts)
