@@ -94,7 +94,7 @@ def first_models(
 
 
 def all_preferred(losses: Tensor, share: float, last: bool) -> bool:
-    """Whether each model is the best one for this share of the clients; says so if none ever was."""
+    """Whether each model is best for this share of the clients; warns if no draw was."""
     losses = clean_losses(losses)
     preferred = torch.bincount(losses.argmin(1), minlength=losses.shape[1])
     enough = int(preferred.min()) >= share * len(losses)
