@@ -52,7 +52,8 @@ class Spot(NamedTuple):
 
     def __str__(self) -> str:
         if not self.fits:
-            return f"fits no group: {self.score:.1f} times as strange as the strangest member"
+            strange = f": {self.score:.1f} times as strange as the strangest member"
+            return "fits no group" + (strange if self.score > 1 else "")
         # Below .3 placements were right in 32 to 78 of 100 cases, above it in all of 201.
         sure = "clearly" if self.margin >= 0.3 else "but it stands between groups"
         return f"group {self.group}, {sure} (margin {self.margin:.2f})"
@@ -131,8 +132,11 @@ class Fitted:
         with fed.aside():
             state, last = grow(self.state, len(names)), torch.tensor([len(names) - 1])
             _, evidence = self.algorithm.place(fed, state, last)
-        group, margin = int(evidence.group[0]), float(evidence.margin[0])
-        return Spot(group, margin, bool(evidence.fits[0]), float(evidence.score[0]))
+        numbers = {line["model"]: line["group"] for line in self.cards}
+        # A client that prefers a model nobody uses fits no group.
+        group = numbers.get(int(evidence.group[0]), -1)
+        fits = bool(evidence.fits[0]) and group >= 0
+        return Spot(group, float(evidence.margin[0]), fits, float(evidence.score[0]))
 
     def predict(
         self, x: Any, client: str | None = None, group: int | None = None, raw: bool = False
@@ -147,7 +151,9 @@ class Fitted:
         if raw:
             return np.asarray(output)
         if self.card["task"] == "classification":
-            return np.asarray(self.encoder.decode(output.argmax(1)))
+            names = np.asarray(self.encoder.decode(output.argmax(1)))
+            whole = all(str(name).lstrip("-").isdigit() for name in self.card["classes"] or [])
+            return names.astype(np.int64) if whole else names
         output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
         return np.asarray(self.encoder.decode(output))
 
@@ -326,8 +332,6 @@ def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
     """A kept federation; `model` is needed only if a run file could not name it."""
     folder = RunFolder(path)
     description = folder.description()
-    if not folder.finished():
-        raise DataError(f"{path}: this run is not finished. Go on with `coterie resume {path}`.")
     files = folder.final_files()
     card = SimpleNamespace(**json.loads(files["data.json"]))
     if isinstance(card.sample_shape, list):
@@ -352,7 +356,7 @@ def _tables(
     if isinstance(algorithm, Algorithm):
         table = {"name": "fedavg"}  # only the settings are built
     elif "max_groups" not in options:
-        table |= default_groups(name, known, n_groups, len(data))
+        table = {**default_groups(name, known, n_groups, len(data)), **table}
     given, network = {}, {"name": suggested(data)} if model is None else model
     if isinstance(model, nn.Module | Model):
         given, network = {"model": _as_model(model, data.task)}, {}

@@ -12,15 +12,16 @@ def described(
     """A run on a folder (a file per client) or on one table with a client column."""
     if data is None or not data.exists():
         raise DataError(f"{data} does not exist.")
-    source: dict[str, Any] = {"path": str(data.resolve()), "label": label}
+    path = str(data.resolve())
+    source: dict[str, Any] = {"label": label}
     if data.is_dir():
-        source = {"name": "folder", **source}
+        source = {"name": "folder", "path": path, **source}
     elif client is None:
         raise ConfigError(
             f"{data} is one file: say which column names the client, --client COLUMN."
         )
     else:
-        source = {"name": "table", **source, "client": client}
+        source = {"name": "table", "table": path, **source, "client": client}
     from dataclasses import fields
 
     from coterie import algorithms  # noqa: F401 - lists the methods

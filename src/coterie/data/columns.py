@@ -159,7 +159,10 @@ def fit(
         notes += said
     numbers = sum(rule.kind == "number" for rule in rules)
     if numbers and normalise:
-        notes.insert(0, f"{numbers} numeric columns standardised by the federation's statistics.")
+        notes.insert(
+            0,
+            f"{numbers} numeric column{'s' if numbers != 1 else ''} standardised by the federation's statistics.",
+        )
     return tuple(rules), tuple(notes)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     """What a run found and what to use, in a few sentences."""
     sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
-    if len(cards) == 1:
+    if len(cards) == 1 and summary.get("personal"):
+        text = f"Every one of the {len(rows)} clients has a model of its own."
+    elif len(cards) == 1:
         text = f"No groups: one model for all {len(rows)} clients."
     else:
         text = f"{len(cards)} groups among {len(rows)} clients ({_and(sizes)} clients)."

@@ -181,10 +181,13 @@ class RunFolder:
         found = []
         for path in sorted(self.checkpoints.glob("[0-9]*.json")):
             try:
-                manifest = json.loads(path.read_text())
-                if manifest["sha256"] == _checksum(manifest):
-                    found.append((path, manifest))
-            except (ValueError, KeyError, OSError):
+                manifest = read_json(path)
+                whole = manifest.get("sha256") == _checksum(manifest)
+            except (DataError, OSError):
+                whole = False
+            if whole:
+                found.append((path, manifest))
+            else:
                 warnings.warn(f"{path} is damaged and is passed over.", stacklevel=3)
         return found
 
@@ -238,12 +241,23 @@ class RunFolder:
         write(self.final / "manifest.json", to_json({"format": FORMAT, "files": manifest}))
         write(self.path / "summary.json", to_json(no_nan(summary)))
 
-    def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.path / "summary.json").exists()
+    @property
+    def whole(self) -> Path:
+        """The folder that is resumed: of an attempt or a baseline, the one it lies in."""
+        parts = self.path.parent.name in ("restarts", "baselines")
+        return self.path.parent.parent if parts else self.path
+
+    def check_finished(self) -> None:
+        """Refuse a folder that is no run's, or of a run that has not come to its end."""
+        self.description()  # says so if this is no run folder
+        if not (self.path / "summary.json").exists():
+            raise DataError(
+                f"{self.path}: this run is not finished. Go on with `coterie resume {self.whole}`."
+            )
 
     def final_files(self) -> dict[str, bytes]:
         """The files of final/, each checked against the manifest."""
+        self.check_finished()
         manifest = read_json(self.final / "manifest.json")
         out = {}
         for name, checksum in manifest["files"].items():
@@ -258,6 +272,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Read summary.json."""
+        self.check_finished()
         return read_json(self.path / "summary.json")
 
 
@@ -266,7 +281,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise DataError(f"{path} is missing. Is {path.parent} a run folder?") from None
+        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}.") from None
     except ValueError as error:
         raise DataError(f"{path} is damaged: it is not JSON ({error}).") from None
     if not isinstance(content, dict):

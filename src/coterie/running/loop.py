@@ -158,13 +158,13 @@ def _attempt(
             progress.round(line)
         if saved != done:
             _save(folder, done, state, fed)
+            saved = done
         result = _finish(algorithm, data, settings, fed, state, lines, folder)
     except KeyboardInterrupt:
-        fed.rollback()
+        # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
-            if saved != done:
-                _save(folder, done, state, fed)
-            progress.say(f"Stopped after round {done}. Go on with: coterie resume {folder.path}")
+            rounds = f"{saved} of {settings.rounds} rounds are saved"
+            progress.say(f"Stopped. {rounds}. Go on with: coterie resume {folder.whole}")
         raise
     finally:
         progress.end()
@@ -324,6 +324,7 @@ def _summary(
         "clients": len(scores.ids),
         "loss": _mean(scores.loss),
         "train_loss": _mean(train.loss),
+        "personal": type(algorithm).personalise is not Algorithm.personalise,
     }
     if data.task == "classification":
         summary["accuracy"] = metrics.spread(_some(scores.accuracy))
@@ -352,8 +353,8 @@ def _final_files(result: Result) -> dict[str, bytes]:
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
     if isinstance(given, Rows):
-        for group in given.index.unique().tolist():
-            files[f"model-{group}.safetensors"] = _plain_weights(row(given.bank, group))
+        for number, group in enumerate(given.index.unique().tolist()):
+            files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
     elif given:
         files["model.safetensors"] = _plain_weights(given)
     rows = clients(result)
@@ -397,11 +398,13 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
     reference = getattr(result.state, "reference", None)
     cards = []
-    for group in result.evidence.group.unique().tolist():
+    used = result.evidence.group.unique()
+    for number, group in enumerate(used.tolist()):
         member = result.evidence.group == group
         margins = _some(result.evidence.margin[member])
         one: dict[str, Any] = {
-            "group": group,
+            "group": number,
+            "model": group,  # its row in the state
             "clients": [fed.names[i] for i in scores.ids[member].tolist()],
             "loss": _mean(scores.loss[member]),
             "margin": float(margins.median()) if len(margins) else None,
@@ -411,9 +414,9 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             one["accuracy"] = _mean(scores.accuracy[member])
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
         if reference is not None and not bool(reference.centroids[group].isnan().any()):
-            apart = (reference.centroids - reference.centroids[group]).norm(dim=1)
-            apart[group] = torch.nan
-            one["loss_profile"] = reference.centroids[group].tolist()
+            apart = (reference.centroids[used] - reference.centroids[group]).norm(dim=1)
+            apart[number] = torch.nan
+            one["loss_profile"] = reference.centroids[group][used].tolist()
             if not bool(apart.isnan().all()):
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
         cards.append(one)
@@ -435,10 +438,11 @@ def clients(result: Result) -> list[dict[str, Any]]:
     if data.task != "classification":
         scale = data.encoder.target_scale if data.encoder is not None else ()
         column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
+    used = evidence.group.unique()  # groups are numbered without the models nobody uses
     return [
         {
             "client": result.fed.names[client],
-            "group": int(evidence.group[i]),
+            "group": int(torch.searchsorted(used, evidence.group[i])),
             "margin": float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
             column: float(score[i]),

@@ -37,7 +37,10 @@ class Plain:
 
     def start(self, title: str, rounds: int, done: int) -> None:
         self.rounds, self.first, self.began = rounds, done, time.monotonic()
-        print(f"{title}: rounds {done + 1} to {rounds}", flush=True)
+        some = (
+            f"rounds {done + 1} to {rounds}" if done < rounds else f"all {rounds} rounds are done"
+        )
+        print(f"{title}: {some}", flush=True)
 
     def round(self, line: dict[str, Any]) -> None:
         pairs = zip(COLUMNS, cells(line, self.rounds, self.left(line)), strict=True)
