@@ -159,10 +159,8 @@ def fit(
         notes += said
     numbers = sum(rule.kind == "number" for rule in rules)
     if numbers and normalise:
-        notes.insert(
-            0,
-            f"{numbers} numeric column{'s' if numbers != 1 else ''} standardised by the federation's statistics.",
-        )
+        columns = "1 numeric column" if numbers == 1 else f"{numbers} numeric columns"
+        notes.insert(0, f"{columns} standardised by the federation's statistics.")
     return tuple(rules), tuple(notes)
 
 
