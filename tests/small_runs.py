@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.running.build import Run, build
+from coterie.running.progress import Silent
 
 GROUPS = {"ifca": {"n_groups": 2}, "clove": {"n_groups": 2}}
 START = "import sys; from coterie.cli import main; sys.argv[0] = 'coterie'; main()"
@@ -56,3 +57,21 @@ def command(*words: Any) -> list[str]:
 def coterie(*words: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
     """What a command says, and its exit code."""
     return subprocess.run(command(*words), capture_output=True, text=True, check=False, **options)
+
+
+class StopsAfter(Silent):
+    """Somebody presses Ctrl-C when a round of an attempt is shown."""
+
+    def __init__(self, round: int, attempt: int = 1) -> None:
+        self.when, self.attempt, self.started = round, attempt, 0
+        self.said: list[str] = []
+
+    def start(self, title: str, rounds: int, done: int) -> None:
+        self.started += 1
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.when and self.started == self.attempt:
+            raise KeyboardInterrupt
+
+    def say(self, text: str) -> None:
+        self.said.append(text)

@@ -107,7 +107,7 @@ def test_clients_without_test_samples_have_no_score():
     fed = Simulation(data)
     fed.begin(0)
     method = FedAvg(mean_model(), STEP)
-    state = method.init(fed)._replace(model={"centre": tensor(0.0, dtype=torch.float64)})
+    state = method.init(fed)._replace(params={"centre": tensor(0.0, dtype=torch.float64)})
     scores = examine(method, fed, state, data.task)
     assert scores.loss[0] == 1.0
     assert scores.loss[1].isnan()

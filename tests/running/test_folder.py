@@ -29,7 +29,9 @@ def stopped(tmp_path):
 # Damage
 
 
-@pytest.mark.parametrize("how", ["torn manifest", "edited manifest", "truncated", "flipped", "gone"])
+@pytest.mark.parametrize(
+    "how", ["torn manifest", "edited manifest", "truncated", "flipped", "gone"]
+)
 def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(stopped, how):
     folder, whole, expected = stopped
     manifest = folder / "checkpoint" / "000003.json"

@@ -54,7 +54,7 @@ def test_a_run_with_nothing_left_says_so(capsys):
     assert capsys.readouterr().out == "clove: all 5 rounds are done\n"
 
 
-def test_the_live_table_shows_the_newest_rounds(monkeypatch):
+def test_the_live_table_shows_the_newest_rounds():
     from rich.console import Console
 
     live = Live()

@@ -4,10 +4,11 @@ Training mode exists only inside the training operation, which opens a `Mode` th
 batch norm takes its statistics over real rows only, dropout draws from the client's key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,12 @@ class Mode:
     key: Tensor | None = None
     draws: int = 0
     updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # old buffer, new buffer
+    # Where a kernel runs many clients through one network of stacked weights:
+    network: Callable[[Any], nn.Module] | None = None  # the stacked network of a model
+    clients: int = 1  # rows are [clients x b]; `key` has one entry per client
+    step: float | None = None  # layers that can take the gradient step in backward do so
+    anchor: Tensor | None = None  # requires a gradient, so that those layers are reached
+    used: list[Tensor] = field(default_factory=list)  # weights of such layers, as they are used
 
 
 _MODE: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039 - never written to
@@ -35,9 +42,9 @@ def current_mode() -> Mode:
 
 
 @contextmanager
-def training(mask: Tensor, key: Tensor) -> Iterator[Mode]:
+def training(mask: Tensor, key: Tensor, **stacked: Any) -> Iterator[Mode]:
     """Training mode, for the training operation alone."""
-    mode = Mode(True, mask, key)
+    mode = Mode(True, mask, key, **stacked)
     token = _MODE.set(mode)
     try:
         yield mode

@@ -152,8 +152,11 @@ class Model:
 
     def apply(self, params: Params, x: Any) -> Any:
         """Outputs of the network."""
-        training = current_mode().training
+        mode = current_mode()
+        training = mode.training
         module = self._training if training else self._evaluating
+        if mode.network is not None:
+            module = mode.network(self)
         values = {name: params[leaf] for leaf, name in self._names.items()}
         if training:  # a foreign layer may write into its buffers; the caller's stay as they are
             values |= {self._names[b]: params[b].clone() for b in self._loose}
@@ -201,6 +204,11 @@ class Model:
         finally:
             hook.remove()
         return seen[0]
+
+    @property
+    def training_network(self) -> nn.Module:
+        """The network that training runs, for kernels that make one of their own from it."""
+        return self._training
 
     def plain(self, params: Params) -> nn.Module:
         """The user's own module with these weights, in evaluation mode."""

@@ -1,36 +1,90 @@
 """How stacks of clients are trained and probed; every kernel equals the reference to rounding."""
 
 import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.core.client import Batch
+from coterie.core.layers import training
+from coterie.core.model import Model
 from coterie.core.ops import Fit, Loop, Losses, stack_size
 from coterie.core.random import fold, permutation
 from coterie.core.training import LocalSGD, join, part
-from coterie.core.tree import Params, Tree, leaves, row, tree_map
+from coterie.core.tree import Params, Tree, leaves, named_leaves, row, tree_map
+from coterie.engines.twins import NoTwin, twin_of
+
+
+class Trust(NamedTuple):
+    """What was found when a loss was tried on twins."""
+
+    stepping: list[bool] | None  # leaves that layers step in backward; None: use `vmap`
+    holds: tuple[object, ...]  # what the name of the loss is made of, kept so that it stays unique
 
 
 class Stacked:
-    """All clients of a stack step together: `vmap` of the gradient, one optimiser call.
+    """All clients of a stack step together.
 
-    What cannot be stacked is trained one client after the other, after one warning.
+    Networks whose layers all have a twin run as one network of stacked weights. Before a loss is
+    trusted to that, two steps are compared with `vmap` of the gradient, which any loss can take.
+    What neither can do is trained one client after the other, after one warning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, twins: bool = True) -> None:
         self._loop = Loop()
         self._warned: set[str] = set()
+        self._networks: dict[Model, nn.Module] = {}
+        self._trusted: dict[Hashable, Trust] = {}
+        self.twins = twins
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree:
         if stack_size(stacked) == 1:
             return self._loop.fit(fit, stacked)
         try:
-            return _fit(fit, stacked)
+            return _fit(fit, stacked, self._stepper)
         except (RuntimeError, NotImplementedError) as error:
             trained = self._loop.fit(fit, stacked)  # if this fails too, its error is the better one
             self._warn(fit.losses, error)
             return trained
+
+    def _stepper(self, fit: Fit, params: Tree, first: Tree, rate: float) -> "Step":
+        """The fastest way to take this fit's steps; `first` holds the arguments of the first."""
+        if not self.twins or fit.direction is not None:
+            return Vmapped(fit, params)
+        name, holds = _signature(fit, params)
+        if name not in self._trusted:
+            self._trusted[name] = Trust(self._tried(fit, params, first, rate), holds)
+        stepping = self._trusted[name].stepping
+        if stepping is None:
+            return Vmapped(fit, params)
+        return Twinned(fit, params, self._network, stepping)
+
+    def _tried(self, fit: Fit, params: Tree, first: Tree, rate: float) -> list[bool] | None:
+        """Two steps by twins against two by `vmap`: the leaves twins step themselves, if equal."""
+        local = fit.local
+        plain = local.optimizer == "sgd" and not local.momentum and not local.weight_decay
+        twinned = Twinned(fit, params, self._network)
+        ends = []
+        try:
+            for step in (Vmapped(fit, params), twinned):
+                trained, fixed, batch, index, key, given = tree_map(torch.clone, first)
+                state = local.start(trained)
+                for _ in range(2):
+                    fixed = step(trained, fixed, batch, index, key, given, state, rate)
+                    if step is twinned and plain and fit.penalty is None:
+                        twinned.stepping = twinned.used_once
+                ends.append([*trained, *fixed])
+        except (NoTwin, RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+            return None
+        return twinned.stepping if all(map(_close, *ends)) else None
+
+    def _network(self, model: Model) -> nn.Module:
+        if model not in self._networks:
+            self._networks[model] = twin_of(model)
+        return self._networks[model]
 
     def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor:
         if len(leaves(models)[0]) > 1 or not flattens:
@@ -57,7 +111,139 @@ class Stacked:
         )
 
 
-def _fit(fit: Fit, stacked: Tree) -> Tree:
+class Step(Protocol):
+    """One step of all clients of a stack: moves `trained` in place, gives the new buffers."""
+
+    def __call__(
+        self,
+        trained: list[Tensor],
+        fixed: list[Tensor],
+        batch: Batch,
+        index: Tree,
+        key: Tensor,
+        given: Tree,
+        state: dict[str, list[Tensor]],
+        rate: float,
+    ) -> list[Tensor]: ...
+
+
+class Vmapped:
+    """`vmap` of the gradient of one client's objective."""
+
+    def __init__(self, fit: Fit, params: Tree) -> None:
+        def objective(
+            trained: list[Tensor],
+            fixed: list[Tensor],
+            batch: Batch,
+            index: Tree,
+            key: Tensor,
+            given: Tree,
+        ) -> tuple[Tree, list[Tensor]]:
+            picked = batch.rows(*index) if index else batch
+            return fit.local.objective(fit, params, trained, fixed, picked, key, given)
+
+        self.local = fit.local
+        gradient = objective if fit.direction else torch.func.grad(objective, has_aux=True)
+        self.gradient = torch.vmap(gradient)
+
+    def __call__(
+        self,
+        trained: list[Tensor],
+        fixed: list[Tensor],
+        batch: Batch,
+        index: Tree,
+        key: Tensor,
+        given: Tree,
+        state: dict[str, list[Tensor]],
+        rate: float,
+    ) -> list[Tensor]:
+        gradients, fixed = self.gradient(trained, fixed, batch, index, key, given)
+        self.local.move(trained, list(gradients), state, rate)
+        return fixed
+
+
+class Twinned:
+    """One network of stacked weights; the sum of the clients' objectives has all their gradients.
+
+    Where the optimiser is plain SGD, linear layers take their step in the backward pass.
+    """
+
+    def __init__(
+        self,
+        fit: Fit,
+        params: Tree,
+        network: Callable[[Model], nn.Module],
+        stepping: list[bool] | None = None,
+    ) -> None:
+        self.fit, self.params, self.network = fit, params, network
+        self.stepping = stepping or [False] * len(part(params)[0])
+        self.used_once: list[bool] = []  # leaves of linear layers, after a step
+
+    def __call__(
+        self,
+        trained: list[Tensor],
+        fixed: list[Tensor],
+        batch: Batch,
+        index: Tree,
+        key: Tensor,
+        given: Tree,
+        state: dict[str, list[Tensor]],
+        rate: float,
+    ) -> list[Tensor]:
+        fit, local, clients = self.fit, self.fit.local, len(key)
+        if index:
+            rows, real = index
+            place = torch.arange(clients, device=rows.device)[:, None]
+            batch = tree_map(lambda leaf: leaf[place, rows], batch)
+            batch = batch._replace(mask=batch.mask & real)
+        if local.augment is not None:
+            keys = fold(key, "augment")
+            batch = batch._replace(x=torch.vmap(local.augment)(batch.x, keys))
+        flat = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+        stepping = self.stepping
+        moved = [
+            leaf.detach().requires_grad_(not own)
+            for leaf, own in zip(trained, stepping, strict=True)
+        ]
+        anchor = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        stacked = {"network": self.network, "clients": clients, "anchor": anchor}
+        with torch.enable_grad():
+            with training(flat.mask, key, step=rate if any(stepping) else None, **stacked) as mode:
+                whole = join(self.params, moved, fixed)
+                losses = fit.losses(whole, flat, key, *given)
+                share = torch.vmap(Batch.share)(batch)
+                losses = torch.where(flat.mask, losses, torch.zeros_like(losses))
+                value = (losses.double().reshape(clients, -1) * share).sum()
+                if fit.penalty is not None:
+                    value = value + torch.vmap(fit.penalty)(whole, *given).sum()
+            wanted = [leaf for leaf, own in zip(moved, stepping, strict=True) if not own]
+            gradients = torch.autograd.grad(value, [*wanted, anchor], allow_unused=True)[:-1]
+        pairs = zip(gradients, wanted, strict=True)
+        slopes = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
+        rest = [leaf for leaf, own in zip(trained, stepping, strict=True) if not own]
+        local.move(rest, slopes, state, rate)
+        # Weights used twice must wait for both gradients, so they are not stepped in backward.
+        counts = Counter(map(id, mode.used))
+        self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
+        renewed = {id(old): new for old, new in mode.updates}
+        return [renewed.get(id(leaf), leaf) for leaf in fixed]
+
+
+def _signature(fit: Fit, params: Tree) -> tuple[Hashable, tuple[object, ...]]:
+    """A name for fits that run alike (code, options, shapes), and the objects it is made of."""
+    codes = [getattr(getattr(f, "__func__", f), "__code__", f) for f in (fit.losses, fit.penalty)]
+    cells = getattr(fit.losses, "__closure__", None) or ()
+    holds = (getattr(fit.losses, "__self__", None), *(cell.cell_contents for cell in cells))
+    shapes = tuple((path, leaf.shape[1:], leaf.dtype) for path, leaf in named_leaves(params))
+    return (*codes, tuple(map(id, holds)), fit.local, shapes), holds
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    tolerance = 1e-9 if a.dtype == torch.float64 else 1e-4
+    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def _fit(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Tree, float], Step]) -> Tree:
     local, s = fit.local, stack_size(stacked)
     params, batch, key, round, given = tree_map(
         lambda leaf: leaf.expand(s, *leaf.shape[1:]), stacked
@@ -73,23 +259,11 @@ def _fit(fit: Fit, stacked: Tree) -> Tree:
     rows, real = _schedules(local, batch.mask, key, totals)
     steps = torch.arange(int(totals[0]), device=key.device)
     keys = fold(key[:, None], "step", steps)  # [s, t]
-
-    def objective(
-        trained: list[Tensor],
-        fixed: list[Tensor],
-        batch: Batch,
-        index: Tree,
-        key: Tensor,
-        given: Tree,
-    ) -> tuple[Tree, list[Tensor]]:
-        picked = batch.rows(*index) if index else batch
-        return local.objective(fit, params, trained, fixed, picked, key, given)
-
-    step = torch.vmap(objective if fit.direction else torch.func.grad(objective, has_aux=True))
     trained, fixed = part(params)
     trained = [leaf.clone() for leaf in trained]
     out_trained, out_fixed = [leaf.clone() for leaf in trained], [leaf.clone() for leaf in fixed]
     state, rate, active = local.start(trained), local.rate(round), s
+    step: Step | None = None
     for t in range(int(totals[0])):
         running = int((totals > t).sum())
         if running < active:
@@ -99,8 +273,9 @@ def _fit(fit: Fit, stacked: Tree) -> Tree:
             state = {name: _head(part_, active) for name, part_ in state.items()}
             batch, given = _head((batch, given), active)
         index = () if rows is None else (rows[:active, t], real[:active, t])
-        gradients, fixed = step(trained, fixed, batch, index, keys[:active, t], given)
-        local.move(trained, list(gradients), state, rate)
+        now = (trained, fixed, batch, index, keys[:active, t], given)
+        step = step or choose(fit, params, now, rate)
+        fixed = step(*now, state, rate)
     _copy(out_trained + out_fixed, trained + fixed)
     back = order.argsort()
     return tree_map(lambda leaf: leaf.index_select(0, back), join(params, out_trained, out_fixed))

@@ -99,12 +99,14 @@ def read(path: Path) -> Description:
     """A run file: TOML or JSON."""
     try:
         text = path.read_text()
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"Run file {path} does not exist.") from None
-    try:
-        return tomllib.loads(text) if path.suffix == ".toml" else dict(json.loads(text))
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"Run file {path} cannot be read: {error}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"Run file {path} cannot be read: it holds no tables.")
+    return content
 
 
 def build(description: Description, **given: Any) -> Run:

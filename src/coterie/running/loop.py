@@ -226,9 +226,9 @@ def _round(
     if (settings.evaluate_every and (number + 1) % settings.evaluate_every == 0) or last:
         scores = examine(algorithm, fed, state, data.task, support=settings.support)
         line["loss"] = _mean(scores.loss)
-        if data.task == "classification":
-            line["accuracy"] = _mean(scores.accuracy)
-            line["worst_decile"] = metrics.spread(_some(scores.accuracy))["worst_decile"]
+        if len(accuracy := _some(scores.accuracy)):
+            line["accuracy"] = float(accuracy.mean())
+            line["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()
@@ -326,8 +326,8 @@ def _summary(
         "train_loss": _mean(train.loss),
         "personal": type(algorithm).personalise is not Algorithm.personalise,
     }
-    if data.task == "classification":
-        summary["accuracy"] = metrics.spread(_some(scores.accuracy))
+    if len(accuracy := _some(scores.accuracy)):
+        summary["accuracy"] = metrics.spread(accuracy)
     if hasattr(state, "assignment"):
         groups, sizes = state.assignment.unique(return_counts=True)
         summary["groups"] = dict(zip(map(str, groups.tolist()), sizes.tolist(), strict=True))

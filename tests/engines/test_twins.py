@@ -1,0 +1,163 @@
+"""Stacked twins: which networks run on them, and that they never change a result."""
+
+import pytest
+import torch
+from torch import nn
+
+from coterie.core.client import Batch
+from coterie.core.model import Model
+from coterie.core.ops import Fit, Loop
+from coterie.core.random import fold, seed_key
+from coterie.core.training import LocalSGD
+from coterie.core.tree import leaves, stack
+from coterie.engines.kernels import Stacked
+from coterie.engines.twins import NoTwin, twin_of
+
+
+class Mixed(nn.Module):
+    """Most layers that have a twin, and a forward of its own with a residual connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.conv = nn.Conv1d(4, 6, 3, padding=1)
+        self.batch_norm = nn.BatchNorm1d(6)
+        self.group_norm = nn.GroupNorm(2, 6)
+        self.layer_norm = nn.LayerNorm(6)
+        self.inner = nn.Linear(6, 6)
+        self.drop = nn.Dropout(0.3)
+        self.output = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.words(x).transpose(1, 2)  # [b, 4, t]
+        x = self.group_norm(torch.relu(self.batch_norm(self.conv(x))))
+        x = self.layer_norm(x.mean(2))
+        return self.output(self.drop(x + torch.relu(self.inner(x))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.output = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+SIZES = (7, 12, 3, 12)
+
+
+def stacked(model, x):
+    """Clients of unequal size, padded by repeats: what a kernel is handed."""
+    n = max(SIZES)
+    index = torch.stack([torch.arange(n).clamp(max=size - 1) for size in SIZES])
+    x = torch.stack([rows[i] for rows, i in zip(x, index, strict=True)])
+    y = (torch.arange(n) * 7 % 3).expand(len(SIZES), n).gather(1, index)
+    mask = torch.arange(n) < torch.tensor(SIZES)[:, None]
+    batch = Batch(x, y, mask, torch.ones(mask.shape))
+    keys = fold(seed_key(1), torch.arange(len(SIZES)))
+    params = stack([model.init(fold(seed_key(2), i)) for i in range(len(SIZES))])
+    return params, batch, keys, torch.zeros(1, dtype=torch.int64), ()
+
+
+LOCALS = {
+    "sgd": LocalSGD(0.1, epochs=2, batch_size=5),
+    "full": LocalSGD(0.1, steps=3),
+    "momentum": LocalSGD(0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", LOCALS)
+def test_twins_train_as_one_client_after_the_other_does(name):
+    model = Model(Mixed, dtype=torch.float64)
+    fit = Fit(LOCALS[name], model.losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    tree = stacked(model, torch.randint(0, 5, (len(SIZES), 12, 6), generator=draw))
+    kernel = Stacked()
+    for mine, reference in zip(
+        leaves(kernel.fit(fit, tree)), leaves(Loop().fit(fit, tree)), strict=True
+    ):
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+    (trust,) = kernel._trusted.values()
+    assert trust.stepping is not None  # so it was twins that did it
+
+
+def test_linear_layers_step_in_backward_and_others_do_not():
+    model = Model(Mixed, dtype=torch.float64)
+    fit = Fit(LOCALS["sgd"], model.losses, None, None)
+    kernel = Stacked()
+    kernel.fit(fit, stacked(model, torch.zeros(len(SIZES), 12, 6, dtype=torch.int64)))
+    (trust,) = kernel._trusted.values()
+    trained = [name for name, _ in Mixed().named_parameters()]
+    stepped = [name for name, own in zip(trained, trust.stepping, strict=True) if own]
+    assert stepped == ["inner.weight", "inner.bias", "output.weight", "output.bias"]
+
+
+def test_weights_used_twice_wait_for_both_gradients():
+    model = Model(Tied, dtype=torch.float64)
+    fit = Fit(LOCALS["sgd"], model.losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    tree = stacked(model, torch.randn(len(SIZES), 12, 4, generator=draw))
+    kernel = Stacked()
+    for mine, reference in zip(
+        leaves(kernel.fit(fit, tree)), leaves(Loop().fit(fit, tree)), strict=True
+    ):
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+    (trust,) = kernel._trusted.values()
+    assert trust.stepping == [False, False, True, True]
+
+
+def test_a_layer_with_weights_of_its_own_has_no_twin_and_is_mapped():
+    model = Model(Bare, dtype=torch.float64)
+    with pytest.raises(NoTwin, match="Bare"):
+        twin_of(model)
+    fit = Fit(LOCALS["sgd"], model.losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    tree = stacked(model, torch.randn(len(SIZES), 12, 4, generator=draw))
+    kernel = Stacked()
+    mine, reference = kernel.fit(fit, tree), Loop().fit(fit, tree)
+    torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+    assert [trust.stepping for trust in kernel._trusted.values()] == [None]
+
+
+def test_a_loss_that_reads_a_clients_own_tensor_by_label_is_not_trusted():
+    # prototypes[y] picks a row for one client; on stacked prototypes it would pick a client.
+    model = Model(lambda: nn.Sequential(nn.Linear(4, 3)), dtype=torch.float64)
+
+    def losses(params, batch, key, prototypes):
+        return ((model.apply(params, batch.x) - prototypes[batch.y]) ** 2).sum(1)
+
+    fit = Fit(LOCALS["sgd"], losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    params, batch, keys, round, _ = stacked(model, torch.randn(4, 12, 4, generator=draw))
+    prototypes = torch.randn(4, 3, 3, generator=draw, dtype=torch.float64)
+    tree = (params, batch, keys, round, (prototypes,))
+    kernel = Stacked()
+    torch.testing.assert_close(kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9)
+    assert [trust.stepping for trust in kernel._trusted.values()] == [None]
+
+
+def test_a_penalty_is_each_clients_own():
+    model = Model(lambda: nn.Sequential(nn.Linear(4, 3)), dtype=torch.float64)
+
+    def penalty(params, centre):
+        return sum(((params[name] - centre[name]) ** 2).sum() for name in params)
+
+    fit = Fit(LOCALS["momentum"], model.losses, penalty, None)
+    draw = torch.Generator().manual_seed(0)
+    params, batch, keys, round, _ = stacked(model, torch.randn(4, 12, 4, generator=draw))
+    centre = stack([model.init(fold(seed_key(9), i)) for i in range(4)])
+    tree = (params, batch, keys, round, (centre,))
+    torch.testing.assert_close(
+        Stacked().fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9
+    )
