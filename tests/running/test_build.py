@@ -118,7 +118,8 @@ def test_given_objects_must_be_given_again_and_be_the_same():
     ("network", "loss", "sentence"),
     [
         (nn.Linear(5, 3), "cross_entropy", r"Linear does not fit the data, whose samples have sh"),
-        (nn.Linear(2, 2), "cross_entropy", r"Linear"),
+        (nn.Linear(2, 2), "cross_entropy", r"Linear must have 3 outputs, one per class\. Got \(2,\)"),
+        (nn.Linear(2, 3), lambda out, batch: out @ out, "loss of Linear does not fit its outputs"),
         (nn.Linear(2, 3), lambda out, batch: out.mean(), "one value per sample"),
     ],
 )

@@ -193,7 +193,7 @@ class LocalSGD:
         if self.optimizer == "adam":
             first = [torch.zeros_like(leaf) for leaf in trained]
             second = [torch.zeros_like(leaf) for leaf in trained]
-            return {"first": first, "second": second, "count": [torch.zeros(())]}
+            return {"first": first, "second": second, "count": [torch.zeros(()) for _ in trained]}
         return {"momentum": [torch.zeros_like(leaf) for leaf in trained]} if self.momentum else {}
 
     def move(
@@ -211,15 +211,30 @@ class LocalSGD:
                 gradients = state["momentum"]
             torch._foreach_add_(trained, gradients, alpha=-rate)
             return
-        beta, gamma, eps = 0.9, 0.999, 1e-8  # torch's defaults
-        count = int(state["count"][0].add_(1))
-        torch._foreach_lerp_(state["first"], gradients, 1 - beta)
-        torch._foreach_mul_(state["second"], gamma)
-        torch._foreach_addcmul_(state["second"], gradients, gradients, value=1 - gamma)
-        scale = torch._foreach_sqrt(state["second"])
-        torch._foreach_div_(scale, math.sqrt(1 - gamma**count))
-        torch._foreach_add_(scale, eps)
-        torch._foreach_addcdiv_(trained, state["first"], scale, value=-rate / (1 - beta**count))
+        torch._foreach_add_(state["count"], 1)
+        pairs = zip(gradients, trained, strict=True)
+        torch._fused_adam_(
+            trained,
+            [_laid_out_like(leaf, gradient) for gradient, leaf in pairs],
+            state["first"],
+            state["second"],
+            [],
+            state["count"],
+            lr=rate,
+            beta1=0.9,  # torch's defaults
+            beta2=0.999,
+            weight_decay=0.0,  # already in the gradients
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _laid_out_like(leaf: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in the memory layout of its leaf, which fused kernels walk side by side."""
+    if gradient.stride() == leaf.stride():
+        return gradient
+    return torch.empty_like(leaf).copy_(gradient)
 
 
 def part(params: Tree) -> tuple[Leaves, Leaves]:

@@ -79,7 +79,10 @@ def load_file(path: Path) -> type[Algorithm]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be imported: {error}.") from error
     found = [
         value
         for value in vars(module).values()

@@ -232,7 +232,6 @@ def check(algorithm: Algorithm, source: FederatedData) -> None:
     try:
         with torch.no_grad():
             output = model.apply(model.init(torch.tensor(0)), batch.x)
-            losses = model.loss_of(output, batch)
     except Exception as error:
         raise ConfigError(
             f"Model: {model.title} does not fit the data, whose samples have shape "
@@ -243,6 +242,14 @@ def check(algorithm: Algorithm, source: FederatedData) -> None:
         raise ConfigError(
             f"Model: {model.title} must have {source.n_outputs} outputs, one per class. Got {got}."
         )
+    try:
+        with torch.no_grad():
+            losses = model.loss_of(output, batch)
+    except Exception as error:
+        raise ConfigError(
+            f"Model: the loss of {model.title} does not fit its outputs, which have shape "
+            f"{list(output.shape[1:])} ({str(error).splitlines()[0]})."
+        ) from error
     if losses.shape != batch.mask.shape:
         raise ConfigError(
             f"Model: the loss must give one value per sample. Got shape {tuple(losses.shape)} for "
