@@ -14,7 +14,9 @@ from torch import nn
 import coterie
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.model import Model
-from coterie.fitted import Spot
+from coterie.fitted import Spot, fit_run, resume_run
+from coterie.running.build import build
+from small_runs import StopsAfter, content, described
 
 LOCAL = {"optimizer": "adam", "learning_rate": 0.03, "batch_size": 16}
 ROUNDS = 12
@@ -169,7 +171,11 @@ def test_digits_as_image_folders_go_all_the_way(pictures, tmp_path):
     assert found[0] == found[1] != found[2] == found[3]
     own = data.gather("train", torch.tensor([2]))
     x, y = own.x[0].numpy(), np.array([data.classes[code] for code in own.y[0].tolist()])
-    assert fit.place(x, y).group == found[2]
+    spot = fit.place(x, y)
+    assert spot.group == found[2]
+    assert (
+        fit.place((x * 255).round().astype(np.uint8), y) == spot
+    )  # bytes are scaled as in training
     assert fit.predict(x, client="client-2").shape == y.shape
     fit.save(tmp_path / "kept")
     assert (coterie.load(tmp_path / "kept").predict(x, group=0) == fit.predict(x, group=0)).all()
@@ -209,6 +215,20 @@ def test_the_printed_gain_in_error_is_right(diabetes, diabetes_fit):
         # float32 sums in another order
         assert row["error"] == pytest.approx(errors[0], rel=1e-5)
         assert row["gain over alone"] == pytest.approx(errors[1] - errors[0], abs=1e-3)
+
+
+def test_a_comparison_that_was_stopped_goes_on_from_the_runs_own_folder(wine_fit, tmp_path):
+    _, data = wine_fit
+    tables = described("clove", 3) | {"data": {}, "model": {"name": "linear"}}
+    tables["run"]["compare"] = True
+    one = build(tables, data=data)
+    fit_run(one, tmp_path / "whole")
+    stops = StopsAfter(2, attempt=2)  # in the first baseline
+    with pytest.raises(KeyboardInterrupt):
+        fit_run(one, tmp_path / "run", stops)
+    assert stops.said[0].endswith(f"coterie resume {tmp_path / 'run'}")
+    assert "gain over alone" in resume_run(one, tmp_path / "run").groups.columns
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
 
 
 # Models
@@ -314,7 +334,7 @@ def test_a_stranger_fits_nobody(wine, wine_fit):
 def test_placing_needs_labels(wine, wine_fit):
     fit, _ = wine_fit
     x, y = table_of(wine / "site-0.csv", "kind")
-    with pytest.raises(DataError, match="labels are needed to tell which group fits. Pass y"):
+    with pytest.raises(DataError, match=r"labels are needed to tell which group fits\. Pass y"):
         fit.place(x)
     with pytest.raises(DataError, match="there must be a label column 'kind'"):
         fit.place({f"f{j}": x[:, j] for j in range(13)})
@@ -372,7 +392,7 @@ def test_a_folder_is_never_overwritten_and_a_missing_one_is_named(wine_fit, tmp_
     with pytest.raises(DataError, match="is not a run folder"):
         coterie.load(tmp_path / "nowhere")
     (tmp_path / "kept" / "summary.json").unlink()
-    with pytest.raises(DataError, match="not finished. Go on with `coterie resume"):
+    with pytest.raises(DataError, match=r"not finished\. Go on with `coterie resume"):
         coterie.load(tmp_path / "kept")
 
 

@@ -233,7 +233,7 @@ def test_an_unfinished_run_is_drawn_without_truth(folders, tmp_path):
 def test_bad_input_gets_one_clear_sentence(folders, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="at least one run folder"):
         compare_picture([], tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"run.json is missing. Is .* a run folder"):
+    with pytest.raises(DataError, match=r"is not a run folder: it has no run.json"):
         compare_picture([tmp_path], tmp_path / "a.png")
     with pytest.raises(ConfigError, match=r"must end in .png, .svg, .pdf. Got 'a.xyz'"):
         compare_picture([folders["ifca"]], tmp_path / "a.xyz")

@@ -102,7 +102,7 @@ def test_a_process_stopped_at_any_moment_resumes_exactly(tmp_path, how):
     words = ["run", tmp_path / "run.toml", "--out", tmp_path / "run", "--no-compare"]
     process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True)
     wait_for_rounds(tmp_path / "run", 2, process)
-    time.sleep(random.uniform(0, 0.2))
+    time.sleep(random.uniform(0, 0.1))
     process.send_signal(how)
     said, _ = process.communicate()
     if how == signal.SIGINT:
@@ -118,7 +118,7 @@ def test_a_process_stopped_at_any_moment_resumes_exactly(tmp_path, how):
 def test_changed_data_are_refused_on_resume(tmp_path):
     start(ready("ifca", 2), tmp_path / "run")
     other = ready("ifca", 4, data={"seed": 1})
-    with pytest.raises(DataError, match="not those the run began with. Put the old files back"):
+    with pytest.raises(DataError, match=r"not those the run began with\. Put the old files back"):
         again(other, tmp_path / "run")
 
 
