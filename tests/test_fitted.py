@@ -177,6 +177,8 @@ def test_digits_as_image_folders_go_all_the_way(pictures, tmp_path):
         fit.place((x * 255).round().astype(np.uint8), y) == spot
     )  # bytes are scaled as in training
     assert fit.predict(x, client="client-2").shape == y.shape
+    assert fit.place(pictures / "client-2").group == found[2]  # a folder of class/image files
+    assert len(fit.predict(pictures / "client-2", client="client-2")) == 36
     fit.save(tmp_path / "kept")
     assert (coterie.load(tmp_path / "kept").predict(x, group=0) == fit.predict(x, group=0)).all()
 

@@ -24,6 +24,7 @@ from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
 from coterie.data import Encoder, FederatedData, from_arrays
+from coterie.data.images import read_client
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.words import found
@@ -122,7 +123,7 @@ class Fitted:
     # use
 
     def place(self, x: Any, y: Any = None) -> Spot:
-        """The group of a new client, from its data: arrays, a table or the name of a file.
+        """The group of a new client, from its data: arrays, a table, the name of a file or folder.
 
         A table's label column has the name it had in training, unless y is given.
         """
@@ -178,6 +179,7 @@ class Fitted:
         """New data as a federation of one; labels stand in a table's own column if not given."""
         task = self.card["task"]
         options: dict[str, Any] = {"test_fraction": 0.0, "names": ["newcomer"]}
+        x = self._rows(x)
         inputs = self._inputs(x)
         if task == "reconstruction":
             return from_arrays([inputs], None, **options)
@@ -187,11 +189,18 @@ class Fitted:
         options |= {"task": task, "n_outputs": self.card["n_outputs"]}
         return from_arrays([inputs], [labels], **options)
 
+    def _rows(self, x: Any) -> Any:
+        """A folder of images (class/image.png) as rows; all else as it is."""
+        if isinstance(x, str | Path) and Path(x).is_dir():
+            height, width = self.card["sample_shape"][-2:]
+            return read_client(Path(x), (height, width))
+        return x
+
     def _inputs(self, x: Any) -> Any:
         """Inputs as the models saw them: new rows go through the rules the data went through."""
         if isinstance(self.card["sample_shape"], dict):
             return {name: torch.as_tensor(value) for name, value in x.items()}
-        return self.encoder.encode(x)
+        return self.encoder.encode(self._rows(x))
 
     def _personal(self, client: str | None, group: int | None) -> Tree:
         """The model of a client, or of a group's first member."""

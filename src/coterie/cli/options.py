@@ -8,7 +8,10 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
-Data = Annotated[Path, typer.Option(help="File with the client's rows: CSV, Parquet or NPZ.")]
+Data = Annotated[
+    Path,
+    typer.Option(help="The client's rows: CSV, Parquet, NPZ, or a folder of class/image files."),
+]
 
 
 def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:

@@ -3,11 +3,7 @@
 from coterie.cli.options import Data, Folder, Json
 
 
-def place(
-    folder: Folder,
-    data: Data,
-    json: Json = False,
-) -> None:
+def place(folder: Folder, data: Data, json: Json = False) -> None:
     """Say which group a new client belongs to, and whether it fits any.
 
     Example:
