@@ -54,7 +54,10 @@ Subject = str | Algorithm | type[Algorithm] | Callable[[Problem], Algorithm]
 
 
 def check_algorithm(
-    method: Subject, engines: Sequence[str] = ENGINES, only: Iterable[str] | None = None
+    method: Subject,
+    engines: Sequence[str] = ENGINES,
+    only: Iterable[str] | None = None,
+    told: Callable[[Result], None] | None = None,
 ) -> Report:
     """Try a method on everything the contract asks of it.
 
@@ -67,6 +70,8 @@ def check_algorithm(
         Engines to try each check on.
     only
         Names of the checks to run; all of `CHECKS` if None.
+    told
+        Is handed each result as it comes.
     """
     names = list(CHECKS) if only is None else list(only)
     for name in names:
@@ -76,7 +81,12 @@ def check_algorithm(
         if engine not in ENGINES:
             raise ConfigError(unknown("engine", engine, ENGINES))
     title, make = _maker(method)
-    return Report(title, (_result(name, make, engines) for name in names))
+    results = []
+    for name in names:
+        results.append(_result(name, make, engines))
+        if told is not None:
+            told(results[-1])
+    return Report(title, results)
 
 
 def assert_contract(

@@ -1,7 +1,7 @@
 """coterie check"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ def check(
     from coterie.experiments.catalogue import load_file
 
     cls = load_file(Path(name)) if name.endswith(".py") else find(name)
-    report = check_algorithm(cls)
+    report = check_algorithm(cls, told=None if json else _say)
     if json:
         import json as json_
 
@@ -36,3 +36,8 @@ def check(
         print(report)
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _say(result: Any) -> None:
+    mark = "ok  " if result.passed else "FAIL"
+    print(f"{mark}  {result.check.replace('_', ' ')}", flush=True)
