@@ -114,8 +114,14 @@ class Fitted:
             return lines
         return pandas.DataFrame(lines)
 
+    @property
+    def notes(self) -> list[str]:
+        """What was decided on the way: rules for columns, the model."""
+        return list(self.card["notes"])
+
     def __str__(self) -> str:
-        return f"{self.sentence}\n\n{self.groups}"
+        notes = "".join(f"\nnote: {note}" for note in self.notes)
+        return f"{self.sentence}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.sentence)}</p>{self.groups._repr_html_()}"
@@ -280,6 +286,8 @@ def fit(
     settings, options
         Further options of the run (`Settings`) and of the method.
     """
+    if model is None and not isinstance(algorithm, Algorithm):
+        data = with_note(data, f"Model '{suggested(data)}', chosen from the kind of data.")
     tables, given = _tables(data, algorithm, model, n_groups, local, options)
     tables["run"] = {"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})}
     ready = build(tables, data=data, **given)
@@ -401,6 +409,11 @@ def default_groups(
 
 def _as_model(model: nn.Module | Model, task: str) -> Model:
     return model if isinstance(model, Model) else Model(model, LOSS_OF[task])
+
+
+def with_note(data: FederatedData, note: str) -> FederatedData:
+    """The same data, with one more thing said of them."""
+    return replace(data, notes=(*data.notes, note))
 
 
 def suggested(data: FederatedData) -> str:

@@ -53,6 +53,7 @@ def run(
         quickstart(out, as_json=json, changes=parse_sets(set_ or []))
         return
     import json as json_
+    from dataclasses import replace
 
     from coterie import fitted
     from coterie.running.build import build, read
@@ -65,16 +66,20 @@ def run(
         from coterie.cli.sources import described
 
         description = described(data, label, client, algorithm, groups)
-    for table, options in parse_sets(set_ or []).items():
+    changes = parse_sets(set_ or [])
+    for table, options in changes.items():
         description.setdefault(table, {}).update(options)
     description.setdefault("run", {}).setdefault("compare", compare)
     ready = build(description)
+    if data is not None and "model" not in changes:
+        chosen = f"Model '{description['model']['name']}', chosen from the kind of data."
+        ready = replace(ready, data=fitted.with_note(ready.data, chosen))
     for note in ready.data.notes if not json else ():
         print(f"note: {note}")
     fit = fitted.fit_run(ready, out, progress=not json)
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
-    print(f"\n{fit}")
+    print(f"\n{fit.sentence}\n\n{fit.groups}")
     if out is not None:
         print(f"\nKept in {out}. See: coterie show {out}")
