@@ -1,6 +1,5 @@
 """What every method must do, whoever wrote it. A check is called with a maker and an engine."""
 
-import pickle
 import random
 import tempfile
 import warnings
@@ -326,12 +325,12 @@ def global_generators_stay_untouched(make: Make, engine: str) -> None:
 
 
 def _generators() -> dict[str, bytes]:
-    held = {
-        "torch": torch.get_rng_state().numpy(),
-        "numpy": np.random.get_state(),
-        "Python": random.getstate(),
+    numpy = np.random.get_state(legacy=False)["state"]
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": numpy["key"].tobytes() + str(numpy["pos"]).encode(),
+        "Python": repr(random.getstate()).encode(),
     }
-    return {name: pickle.dumps(state) for name, state in held.items()}
 
 
 @_check

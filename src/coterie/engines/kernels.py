@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,26 @@ from coterie.core.random import fold, permutation
 from coterie.core.training import LocalSGD, join, part
 from coterie.core.tree import Params, Tree, leaves, named_leaves, row, tree_map
 from coterie.engines.twins import NoTwin, twin_of
+
+
+class Now(NamedTuple):
+    """Where the clients of a stack are: every leaf has a row for each."""
+
+    trained: list[Tensor]
+    fixed: list[Tensor]
+    batch: Batch
+    index: Tree  # rows of the batch of this step and which are real; () for all
+    key: Tensor
+    given: Tree
+
+
+Optimizer: TypeAlias = dict[str, list[Tensor]]
+
+
+class Step(Protocol):
+    """One step of all clients of a stack: moves `trained` in place, gives the new buffers."""
+
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]: ...
 
 
 class Trust(NamedTuple):
@@ -50,8 +70,8 @@ class Stacked:
             self._warn(fit.losses, error)
             return trained
 
-    def _stepper(self, fit: Fit, params: Tree, first: Tree, rate: float) -> "Step":
-        """The fastest way to take this fit's steps; `first` holds the arguments of the first."""
+    def _stepper(self, fit: Fit, params: Tree, first: Now, rate: float) -> Step:
+        """The fastest way to take this fit's steps."""
         if not self.twins or fit.direction is not None:
             return Vmapped(fit, params)
         name, holds = _signature(fit, params)
@@ -62,7 +82,7 @@ class Stacked:
             return Vmapped(fit, params)
         return Twinned(fit, params, self._network, stepping)
 
-    def _tried(self, fit: Fit, params: Tree, first: Tree, rate: float) -> list[bool] | None:
+    def _tried(self, fit: Fit, params: Tree, first: Now, rate: float) -> list[bool] | None:
         """Two steps by twins against two by `vmap`: the leaves twins step themselves, if equal."""
         local = fit.local
         plain = local.optimizer == "sgd" and not local.momentum and not local.weight_decay
@@ -70,13 +90,13 @@ class Stacked:
         ends = []
         try:
             for step in (Vmapped(fit, params), twinned):
-                trained, fixed, batch, index, key, given = tree_map(torch.clone, first)
-                state = local.start(trained)
+                now = tree_map(torch.clone, first)
+                state = local.start(now.trained)
                 for _ in range(2):
-                    fixed = step(trained, fixed, batch, index, key, given, state, rate)
+                    now = now._replace(fixed=step(now, state, rate))
                     if step is twinned and plain and fit.penalty is None:
                         twinned.stepping = twinned.used_once
-                ends.append([*trained, *fixed])
+                ends.append([*now.trained, *now.fixed])
         except (NoTwin, RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
             return None
         return twinned.stepping if all(map(_close, *ends)) else None
@@ -111,22 +131,6 @@ class Stacked:
         )
 
 
-class Step(Protocol):
-    """One step of all clients of a stack: moves `trained` in place, gives the new buffers."""
-
-    def __call__(
-        self,
-        trained: list[Tensor],
-        fixed: list[Tensor],
-        batch: Batch,
-        index: Tree,
-        key: Tensor,
-        given: Tree,
-        state: dict[str, list[Tensor]],
-        rate: float,
-    ) -> list[Tensor]: ...
-
-
 class Vmapped:
     """`vmap` of the gradient of one client's objective."""
 
@@ -146,20 +150,10 @@ class Vmapped:
         gradient = objective if fit.direction else torch.func.grad(objective, has_aux=True)
         self.gradient = torch.vmap(gradient)
 
-    def __call__(
-        self,
-        trained: list[Tensor],
-        fixed: list[Tensor],
-        batch: Batch,
-        index: Tree,
-        key: Tensor,
-        given: Tree,
-        state: dict[str, list[Tensor]],
-        rate: float,
-    ) -> list[Tensor]:
-        gradients, fixed = self.gradient(trained, fixed, batch, index, key, given)
-        self.local.move(trained, list(gradients), state, rate)
-        return fixed
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
+        gradients, fixed = self.gradient(*now)
+        self.local.move(now.trained, list(gradients), state, rate)
+        return list(fixed)
 
 
 class Twinned:
@@ -179,17 +173,8 @@ class Twinned:
         self.stepping = stepping or [False] * len(part(params)[0])
         self.used_once: list[bool] = []  # leaves of linear layers, after a step
 
-    def __call__(
-        self,
-        trained: list[Tensor],
-        fixed: list[Tensor],
-        batch: Batch,
-        index: Tree,
-        key: Tensor,
-        given: Tree,
-        state: dict[str, list[Tensor]],
-        rate: float,
-    ) -> list[Tensor]:
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
+        trained, fixed, batch, index, key, given = now
         fit, local, clients = self.fit, self.fit.local, len(key)
         if index:
             rows, real = index
@@ -244,7 +229,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
-def _fit(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Tree, float], Step]) -> Tree:
+def _fit(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Now, float], Step]) -> Tree:
     local, s = fit.local, stack_size(stacked)
     params, batch, key, round, given = tree_map(
         lambda leaf: leaf.expand(s, *leaf.shape[1:]), stacked
@@ -274,9 +259,9 @@ def _fit(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Tree, float], Ste
             state = {name: _head(part_, active) for name, part_ in state.items()}
             batch, given = _head((batch, given), active)
         index = () if rows is None else (rows[:active, t], real[:active, t])
-        now = (trained, fixed, batch, index, keys[:active, t], given)
+        now = Now(trained, fixed, batch, index, keys[:active, t], given)
         step = step or choose(fit, params, now, rate)
-        fixed = step(*now, state, rate)
+        fixed = step(now, state, rate)
     _copy(out_trained + out_fixed, trained + fixed)
     back = order.argsort()
     return tree_map(lambda leaf: leaf.index_select(0, back), join(params, out_trained, out_fixed))
