@@ -29,8 +29,9 @@ from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.words import found
 from coterie.running.build import LOSS_OF, Run, build, build_algorithm
+from coterie.running.final import Result, as_csv
 from coterie.running.folder import RunFolder, no_nan, to_json
-from coterie.running.loop import Result, as_csv, resume, run
+from coterie.running.loop import resume, run
 from coterie.running.progress import Progress, chosen
 
 GAINS = {"local_only": "gain over alone", "fedavg": "gain over one model"}

@@ -33,8 +33,9 @@ from coterie.core.tree import Tree, n_bytes
 from coterie.engines.faults import Faults
 from coterie.running.build import Settings
 from coterie.running.evaluation import examine
+from coterie.running.final import Result
 from coterie.running.folder import RunFolder
-from coterie.running.loop import Result, resume, run
+from coterie.running.loop import resume, run
 
 
 class Broken(Exception):

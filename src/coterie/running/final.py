@@ -1,0 +1,233 @@
+"""What a finished run leaves: evidence for every place, a summary, the files people keep."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie import metrics
+from coterie.core import wire
+from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
+from coterie.core.federation import Rows
+from coterie.core.tree import BUFFER, Tree, named_leaves, row
+from coterie.data import Encoder, FederatedData
+from coterie.engines.simulation import Simulation
+from coterie.running.build import Settings, describe
+from coterie.running.evaluation import LabelCounts, Oracle, Scores, examine, placed
+from coterie.running.folder import RunFolder, no_nan, to_json
+
+
+@dataclass
+class Result:
+    """A run that came to its end."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    fed: Simulation
+    state: Any
+    rounds: list[dict[str, Any]]
+    evidence: Evidence
+    scores: Scores
+    summary: dict[str, Any]
+    description: dict[str, Any]
+    files: dict[str, bytes] = field(repr=False)  # what final/ holds
+    folder: Path | None = None
+
+
+def some(values: Tensor) -> Tensor:
+    """The values that are numbers."""
+    return values[~values.isnan()]
+
+
+def mean(values: Tensor) -> float | None:
+    """Their mean; None if there are none."""
+    numbers = some(values)
+    return float(numbers.mean()) if len(numbers) else None
+
+
+def finish(
+    algorithm: Algorithm,
+    data: FederatedData,
+    settings: Settings,
+    fed: Simulation,
+    state: Any,
+    lines: list[dict[str, Any]],
+    folder: RunFolder | None,
+) -> Result:
+    """The last exam, the evidence for everyone's place, and the files people keep."""
+    everyone = fed.everyone()
+    with fed.aside(support=settings.support):
+        state = placed(algorithm, fed, grow(state, fed.n_clients), everyone)
+        state, evidence = algorithm.place(fed, state, everyone)
+    scores = examine(algorithm, fed, state, data.task)
+    train = examine(algorithm, fed, state, data.task, split="train")
+    summary = _summary(algorithm, data, fed, state, lines, scores, train)
+    description = describe(algorithm, data, settings)
+    result = Result(algorithm, data, fed, state, lines, evidence, scores, summary, description, {})
+    result.files = _final_files(result)
+    if folder is not None:
+        folder.finish(result.files, summary)
+        result.folder = folder.path
+    return result
+
+
+def _summary(
+    algorithm: Algorithm,
+    data: FederatedData,
+    fed: Simulation,
+    state: Any,
+    lines: list[dict[str, Any]],
+    scores: Scores,
+    train: Scores,
+) -> dict[str, Any]:
+    oracle = Oracle(algorithm, fed, state, data)
+    ari = [line.get("ari") for line in lines]
+    phases: dict[str, dict[str, int]] = {}
+    for (phase, direction), amount in fed.traffic.totals.items():
+        phases.setdefault(phase, {})[direction] = int(amount.sum())
+    summary: dict[str, Any] = {
+        "algorithm": name_of(algorithm),
+        "rounds": len(lines),
+        "clients": len(scores.ids),
+        "loss": mean(scores.loss),
+        "train_loss": mean(train.loss),
+        "personal": type(algorithm).personalise is not Algorithm.personalise,
+    }
+    if len(accuracy := some(scores.accuracy)):
+        summary["accuracy"] = metrics.spread(accuracy)
+    if hasattr(state, "assignment"):
+        groups, sizes = state.assignment.unique(return_counts=True)
+        summary["groups"] = dict(zip(map(str, groups.tolist()), sizes.tolist(), strict=True))
+        if data.truth is not None:
+            summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
+            summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
+    distance = oracle.parameter_distance()
+    if distance is not None:
+        summary["parameter_distance"] = distance
+    summary["bytes"] = fed.traffic.total()
+    summary["traffic"] = phases
+    summary["abandoned_rounds"] = sum("abandoned" in line for line in lines)
+    return summary
+
+
+def _final_files(result: Result) -> dict[str, bytes]:
+    """The state, client memory, a file per model under the network's own names, and the groups."""
+    files = {"state.safetensors": wire.dump({"state": result.state})}
+    # Sorted: a resumed run holds clients in another order than one that never stopped.
+    committed = sorted(result.fed.memory.committed.items())
+    memory = {str(client): tree for client, tree in committed if tree}
+    if memory:
+        files["memory.safetensors"] = wire.dump(memory)
+    given = result.algorithm.deploy(result.state, result.fed.everyone())
+    if isinstance(given, Rows):
+        for number, group in enumerate(given.index.unique().tolist()):
+            files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
+    elif given:
+        files["model.safetensors"] = _plain_weights(given)
+    rows = clients(result)
+    files["clients.json"] = to_json(no_nan({"clients": rows}))
+    files["clients.csv"] = as_csv(rows)
+    files["data.json"] = to_json(card(result.data))
+    files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
+    return files
+
+
+def card(data: FederatedData) -> dict[str, Any]:
+    """What must be known of the data to use the models later; no data."""
+    return {
+        "task": data.task,
+        "n_outputs": data.n_outputs,
+        "classes": None if data.classes is None else list(data.classes),
+        "sample_shape": data.sample_shape,
+        "names": list(data.names),
+        "truth": None if data.truth is None else data.truth.tolist(),
+        "encoder": _encoder(data).to_dict(),
+        "notes": list(data.notes),
+    }
+
+
+def _encoder(data: FederatedData) -> Encoder:
+    """The rules new rows go through; made problems have none, and take arrays as they are."""
+    if data.encoder is not None or isinstance(data.sample_shape, dict):
+        return data.encoder or Encoder(task=data.task, classes=data.classes)
+    sample = data.gather("train", torch.tensor([0])).x[0]
+    return Encoder.of_arrays(sample, data.task, data.classes)
+
+
+def group_cards(result: Result) -> list[dict[str, Any]]:
+    """Each group in figures: members, labels, losses on all models, the nearest other group."""
+    algorithm, data, fed, scores = result.algorithm, result.data, result.fed, result.scores
+    counts = None
+    if data.task == "classification":
+        with fed.aside():
+            _, reply = fed.map(LabelCounts(algorithm, data.n_outputs), to=scores.ids)
+        counts = reply["counts"].double()
+    classes = data.classes or [str(c) for c in range(data.n_outputs)]
+    reference = getattr(result.state, "reference", None)
+    cards = []
+    used = result.evidence.group.unique()
+    for number, group in enumerate(used.tolist()):
+        member = result.evidence.group == group
+        margins = some(result.evidence.margin[member])
+        one: dict[str, Any] = {
+            "group": number,
+            "model": group,  # its row in the state
+            "clients": [fed.names[i] for i in scores.ids[member].tolist()],
+            "loss": mean(scores.loss[member]),
+            "margin": float(margins.median()) if len(margins) else None,
+        }
+        if counts is not None:
+            shares = counts[member].sum(0) / counts[member].sum()
+            one["accuracy"] = mean(scores.accuracy[member])
+            one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
+        if reference is not None and not bool(reference.centroids[group].isnan().any()):
+            apart = (reference.centroids[used] - reference.centroids[group]).norm(dim=1)
+            apart[number] = torch.nan
+            one["loss_profile"] = reference.centroids[group][used].tolist()
+            if not bool(apart.isnan().all()):
+                one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
+        cards.append(one)
+    return cards
+
+
+def _plain_weights(params: Tree) -> bytes:
+    plain = {"/".join(path).removeprefix(BUFFER): leaf for path, leaf in named_leaves(params)}
+    return save_tensors({name: leaf.contiguous().clone() for name, leaf in plain.items()})
+
+
+def clients(result: Result) -> list[dict[str, Any]]:
+    """A row per client: its group, how clear that is, and its score on its own test data.
+
+    The score is the accuracy, or the root mean squared error in the unit of the labels.
+    """
+    evidence, scores, data = result.evidence, result.scores, result.data
+    column, score = "accuracy", scores.accuracy
+    if data.task != "classification":
+        scale = data.encoder.target_scale if data.encoder is not None else ()
+        column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
+    used = evidence.group.unique()  # groups are numbered without the models nobody uses
+    return [
+        {
+            "client": result.fed.names[client],
+            "group": int(torch.searchsorted(used, evidence.group[i])),
+            "margin": float(evidence.margin[i]),
+            "fits": bool(evidence.fits[i]),
+            column: float(score[i]),
+        }
+        for i, client in enumerate(scores.ids.tolist())
+    ]
+
+
+def as_csv(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as CSV; empty where there is no number."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    for line in rows:
+        table.writerow({name: "" if value != value else value for name, value in line.items()})
+    return text.getvalue().encode()
