@@ -35,6 +35,20 @@ class Mixed(nn.Module):
         return self.output(self.drop(x + torch.relu(self.inner(x))))
 
 
+class Images(nn.Module):
+    """Down and up again: both kinds of convolution, and batch norm over pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(1, 3, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.up = nn.ConvTranspose2d(3, 2, 2, stride=2, bias=False)
+        self.output = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.up(torch.relu(self.norm(self.down(x))))).flatten(1))
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -90,6 +104,18 @@ def test_twins_train_as_one_client_after_the_other_does(name):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
     (trust,) = kernel._trusted.values()
     assert trust.stepping is not None  # so it was twins that did it
+
+
+@pytest.mark.parametrize("name", LOCALS)
+def test_convolutions_have_twins(name):
+    model = Model(Images, dtype=torch.float64)
+    fit = Fit(LOCALS[name], model.losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    tree = stacked(model, torch.randn(len(SIZES), 12, 1, 4, 4, generator=draw))
+    kernel = Stacked()
+    mine, reference = kernel.fit(fit, tree), Loop().fit(fit, tree)
+    torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+    assert all(trust.stepping is not None for trust in kernel._trusted.values())
 
 
 def test_linear_layers_step_in_backward_and_others_do_not():

@@ -97,6 +97,19 @@ class ConvTwin(Twin):
         return torch.cat(parts)
 
 
+class ConvTransposeTwin(Twin):
+    def forward(self, x: Tensor) -> Any:
+        like, bias = self.like[0], getattr(self, "bias", None)
+        options = like.stride, like.padding, like.output_padding, like.groups, like.dilation
+        parts = [
+            functional.conv_transpose2d(
+                rows, self.weight[c], None if bias is None else bias[c], *options
+            )
+            for c, rows in enumerate(self.rows(x))
+        ]
+        return torch.cat(parts)
+
+
 class BatchNormTwin(Twin):
     def forward(self, x: Tensor) -> Any:
         mode, like = current_mode(), self.like[0]
@@ -170,6 +183,7 @@ TWINS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
     nn.Linear: LinearTwin,
     nn.Conv1d: ConvTwin,
     nn.Conv2d: ConvTwin,
+    nn.ConvTranspose2d: ConvTransposeTwin,
     MaskedBatchNorm: BatchNormTwin,
     nn.LayerNorm: NormTwin,
     nn.GroupNorm: NormTwin,
