@@ -20,7 +20,8 @@ def one(n_clients: int) -> dict[str, float]:
     from coterie.algorithms import IFCA
     from coterie.core.model import Model
     from coterie.core.training import LocalSGD
-    from coterie.data.federated import FederatedData, Rows, unit_scale
+    from coterie.data import FederatedData, Rows
+    from coterie.data.arrays import unit_scale
     from coterie.engines import Simulation
     from coterie.models.mlp import MLP
 
