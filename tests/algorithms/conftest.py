@@ -135,8 +135,8 @@ def down_up():
         now = {"down": 0, "up": 0}
         for (_, direction), amount in fed.traffic.totals.items():
             now[direction] += int(amount[client]) if client < len(amount) else 0
-        old = seen.get((id(fed), client), {"down": 0, "up": 0})
-        seen[id(fed), client] = now
+        old = seen.get((fed, client), {"down": 0, "up": 0})
+        seen[fed, client] = now  # holds on to the federation, so that no other takes its place
         return now["down"] - old["down"], now["up"] - old["up"]
 
     return count
