@@ -173,6 +173,30 @@ def test_a_loss_that_reads_a_clients_own_tensor_by_label_is_not_trusted():
     assert [trust.stepping for trust in kernel._trusted.values()] == [None]
 
 
+def test_weights_that_are_given_are_not_stepped():
+    # A frozen body: it enters by `given`, and only the head may move.
+    model = Model(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        head="2",
+        dtype=torch.float64,
+    )
+
+    def losses(head, batch, key, body):
+        return model.losses(model.merge(body, head), batch)
+
+    fit = Fit(LocalSGD(0.3, steps=9), losses, None, None)
+    draw = torch.Generator().manual_seed(0)
+    params, batch, keys, round, _ = stacked(model, torch.randn(4, 12, 4, generator=draw))
+    body, head = model.split(params)
+    tree = (head, batch, keys, round, (body,))
+    before = {name: leaf.clone() for name, leaf in body.items()}
+    kernel = Stacked()
+    torch.testing.assert_close(kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9)
+    (trust,) = kernel._trusted.values()
+    assert trust.stepping == [True, True]
+    assert all(torch.equal(body[name], before[name]) for name in body)
+
+
 def test_a_penalty_is_each_clients_own():
     model = Model(lambda: nn.Sequential(nn.Linear(4, 3)), dtype=torch.float64)
 

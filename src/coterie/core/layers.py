@@ -28,7 +28,8 @@ class Mode:
     # Where a kernel runs many clients through one network of stacked weights:
     network: Callable[[Any], nn.Module] | None = None  # the stacked network of a model
     clients: int = 1  # rows are [clients x b]; `key` has one entry per client
-    step: float | None = None  # layers that can take the gradient step in backward do so
+    step: float = 0.0  # rate of the gradient step that some layers take in backward,
+    stepping: frozenset[int] = frozenset()  # of these weights (ids of their tensors)
     anchor: Tensor | None = None  # requires a gradient, so that those layers are reached
     used: list[Tensor] = field(default_factory=list)  # weights of such layers, as they are used
 

@@ -49,7 +49,7 @@ class Stacked:
     """All clients of a stack step together.
 
     Networks whose layers all have a twin run as one network of stacked weights. Before a loss is
-    trusted to that, two steps are compared with `vmap` of the gradient, which any loss can take.
+    trusted to that, three steps are compared with `vmap` of the gradient, which any loss can take.
     What neither can do is trained one client after the other, after one warning.
     """
 
@@ -83,7 +83,7 @@ class Stacked:
         return Twinned(fit, params, self._network, stepping)
 
     def _tried(self, fit: Fit, params: Tree, first: Now, rate: float) -> list[bool] | None:
-        """Two steps by twins against two by `vmap`: the leaves twins step themselves, if equal."""
+        """Some steps by twins against as many by `vmap`: the leaves twins step, if they agree."""
         local = fit.local
         plain = local.optimizer == "sgd" and not local.momentum and not local.weight_decay
         twinned = Twinned(fit, params, self._network)
@@ -92,7 +92,7 @@ class Stacked:
             for step in (Vmapped(fit, params), twinned):
                 now = tree_map(torch.clone, first)
                 state = local.start(now.trained)
-                for _ in range(2):
+                for _ in range(3):  # the first without steps in backward, to see who could
                     now = now._replace(fixed=step(now, state, rate))
                     if step is twinned and plain and fit.penalty is None:
                         twinned.stepping = twinned.used_once
@@ -191,9 +191,10 @@ class Twinned:
             for leaf, own in zip(trained, stepping, strict=True)
         ]
         anchor = torch.zeros((), dtype=torch.float64, requires_grad=True)
-        stacked = {"network": self.network, "clients": clients, "anchor": anchor}
+        stacked = {"network": self.network, "clients": clients, "anchor": anchor, "step": rate}
+        ids = frozenset(id(leaf) for leaf, own in zip(moved, stepping, strict=True) if own)
         with torch.enable_grad():
-            with training(flat.mask, key, step=rate if any(stepping) else None, **stacked) as mode:
+            with training(flat.mask, key, stepping=ids, **stacked) as mode:
                 whole = join(self.params, moved, fixed)
                 losses = fit.losses(whole, flat, key, *given)
                 share = torch.vmap(Batch.share)(batch)

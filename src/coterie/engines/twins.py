@@ -46,28 +46,33 @@ class Twin(nn.Module):
 
 class LinearTwin(Twin):
     def forward(self, x: Tensor) -> Any:
-        mode, weight = current_mode(), self.weight
+        mode, bias = current_mode(), getattr(self, "bias", None)
         rows = x.reshape(mode.clients, -1, x.shape[-1])  # [c, b, i]
-        bias = getattr(self, "bias", None)
-        if mode.step is not None and not weight.requires_grad:
-            out = LinearStep.apply(rows, weight, bias, mode.step, mode.anchor)  # type: ignore[no-untyped-call]
-        elif bias is None:
-            out = torch.bmm(rows, weight.mT)
-        else:
-            out = torch.baddbmm(bias[:, None], rows, weight.mT)
-        mode.used += [weight] if bias is None else [weight, bias]
+        out = LinearStep.apply(rows, self.weight, bias, mode.step, mode.stepping, mode.anchor)  # type: ignore[no-untyped-call]
+        mode.used += [self.weight] if bias is None else [self.weight, bias]
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 class LinearStep(torch.autograd.Function):
-    """A linear layer whose backward pass takes the gradient step: no gradient is ever written."""
+    """A linear layer whose backward pass takes the gradient step of the weights it is told to.
+
+    Their gradient is never written; all other weights get theirs, laid out as they are.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rate: float, _: Tensor
-    ) -> Any:
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rate: float,
+        stepping: frozenset[int],
+        anchor: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.rate = weight, bias, rate
+        ctx.steps = id(weight) in stepping, id(bias) in stepping
+        ctx.anchor = anchor
         if bias is None:
             return torch.bmm(x, weight.mT)
         return torch.baddbmm(bias[:, None], x, weight.mT)
@@ -75,13 +80,17 @@ class LinearStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), (x,) = gradients, ctx.saved_tensors
-        below = (
-            torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        )  # before the step
-        ctx.weight.baddbmm_(gradient.mT, x, alpha=-ctx.rate)
-        if ctx.bias is not None:
+        wanted, of_weight, of_bias = ctx.needs_input_grad[:3], None, None
+        below = torch.bmm(gradient, ctx.weight) if wanted[0] else None  # before the step
+        if ctx.steps[0]:
+            ctx.weight.baddbmm_(gradient.mT, x, alpha=-ctx.rate)
+        elif wanted[1]:
+            of_weight = torch.bmm(gradient.mT, x)
+        if ctx.steps[1]:
             ctx.bias.sub_(gradient.sum(1), alpha=ctx.rate)
-        return below, None, None, None, torch.zeros((), dtype=gradient.dtype)
+        elif wanted[2]:
+            of_bias = gradient.sum(1)
+        return below, of_weight, of_bias, None, None, torch.zeros_like(ctx.anchor)
 
 
 class ConvTwin(Twin):
