@@ -22,7 +22,7 @@ ARROWS = {
     "report": {"core", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "fitted": {"core", "data", "engines", "report", "running"},
-    "experiments": {"core", "algorithms", "data", "models", "report", "running"},
+    "experiments": {"core", "metrics", "algorithms", "data", "models", "report", "running"},
     "cli": {"core", "algorithms", "checks", "data", "experiments", "fitted", "report", "running"},
 }
 FILES = sorted(

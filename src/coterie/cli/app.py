@@ -2,7 +2,18 @@
 
 import typer
 
-from coterie.cli import check, compare, explain, list_, place, predict, resume, run, show
+from coterie.cli import (
+    check,
+    compare,
+    explain,
+    list_,
+    place,
+    predict,
+    reproduce,
+    resume,
+    run,
+    show,
+)
 
 app = typer.Typer(
     help="Find the groups hidden in a federation, and train a model for each.",
@@ -20,6 +31,7 @@ app.command()(predict.predict)
 app.command("list")(list_.list_)
 app.command()(explain.explain)
 app.command()(check.check)
+app.command()(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:

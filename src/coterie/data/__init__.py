@@ -1,6 +1,9 @@
 """Federations of clients: one's own data, pools cut to a recipe, or problems made from a seed."""
 
-from coterie.data import partitions
+from coterie.data import (
+    partitions,
+    published,  # noqa: F401 - lists its partitions
+)
 from coterie.data.arrays import from_arrays
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData, Rows

@@ -11,6 +11,7 @@ from coterie.core.errors import ConfigError, unknown
 from coterie.models.cnn import CNN
 from coterie.models.linear import Linear, LinearRegressor
 from coterie.models.mlp import MLP
+from coterie.models.published import GreyCNN
 
 __all__ = ["CNN", "MLP", "MODELS", "Linear", "LinearRegressor", "make"]
 
@@ -56,11 +57,26 @@ def _cnn(data: Sized, widths: Sequence[int] = (16, 32)) -> nn.Module:
     return CNN(shape[0], (shape[1], shape[2]), data.n_outputs, widths)
 
 
+def _grey_cnn(data: Sized) -> nn.Module:
+    """CLoVE's network for grey 28 x 28 images: 5,142 parameters with ten classes."""
+    return GreyCNN(data.n_outputs, _image("grey_cnn", data, 1)[1])
+
+
+def _image(name: str, data: Sized, channels: int) -> tuple[int, int, int]:
+    shape = data.sample_shape
+    if not isinstance(shape, tuple) or len(shape) != 3 or shape[0] != channels:
+        raise ConfigError(
+            f"{name}: samples must be images [{channels}, height, width]. Got {_shown(shape)}."
+        )
+    return shape
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": _linear,
     "linear_regressor": _linear_regressor,
     "mlp": _mlp,
     "cnn": _cnn,
+    "grey_cnn": _grey_cnn,
 }
 """Builders `(data, **options) -> module` by name."""
 

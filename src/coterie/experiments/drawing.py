@@ -1,0 +1,158 @@
+"""Pictures of reproduced tables: published figures and ours side by side; curves for figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.core.errors import ConfigError
+from coterie.experiments.recipe import Entry, Recipe
+from coterie.experiments.reproduce import Plan
+from coterie.experiments.tables import figures
+from coterie.report.pictures import COLOURS, DPI, INK, SOFT, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OURS, THEIRS = COLOURS[0], COLOURS[1]
+WORDS = {
+    "accuracy": "test accuracy, %",
+    "ari": "adjusted Rand index",
+    "ari_seen": "adjusted Rand index, clients seen so far",
+    "identity": "share of clients in the right group",
+    "loss": "test loss",
+}
+
+
+def picture(recipe: Recipe, plan: Plan, path: Path) -> None:
+    """Draw a table, or the curves of a figure."""
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise ConfigError(
+            "Picture: matplotlib is needed and not installed. "
+            "Install it with: pip install 'coterie[plot]'"
+        ) from error
+    with rc_context(STYLE):
+        page = _curves(recipe, plan) if recipe.curves else _table(recipe, plan)
+        page.savefig(path)
+
+
+def _page(width: float, height: float, title: str) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    page = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
+    FigureCanvasAgg(page)
+    page.suptitle(title, color=INK, fontsize=13)
+    return page
+
+
+def _table(recipe: Recipe, plan: Plan) -> "Figure":
+    """A panel per block and column; a line per method: a bar for theirs, a dot for ours."""
+    parts = list(dict.fromkeys(entry.part for entry in recipe.entries))
+    columns = list(dict.fromkeys(entry.column for entry in recipe.entries))
+    rows = [list(dict.fromkeys(e.row for e in recipe.entries if e.part == p)) for p in parts]
+    heights = [0.9 + 0.27 * len(own) for own in rows]
+    page = _page(2.2 + 3.4 * len(columns), 0.9 + sum(heights), f"{recipe.paper}, {recipe.title}")
+    grid = page.subplots(len(parts), len(columns), squeeze=False, height_ratios=heights)
+    for i, part in enumerate(parts):
+        for j, column in enumerate(columns):
+            own = {e.row: e for e in recipe.entries if (e.part, e.column) == (part, column)}
+            axes = grid[i][j]
+            _panel(axes, own, rows[i], recipe, plan)
+            axes.set_title(f"{part}, {column}".strip(", "), fontsize=10, color=INK, loc="left")
+            if j:
+                axes.set_yticklabels([])
+    page.legend(handles=_key(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return page
+
+
+def _panel(
+    axes: "Axes", own: dict[str, Entry], rows: Sequence[str], recipe: Recipe, plan: Plan
+) -> None:
+    for y, row in enumerate(rows):
+        entry = own.get(row)
+        if entry is None:
+            continue
+        printed = entry.published
+        if printed is not None and printed.mean is not None:
+            wide = 2 * (printed.std or 0.0)
+            axes.errorbar(
+                printed.mean, y, xerr=wide, color=THEIRS, marker="|", markersize=11, linewidth=4
+            )
+        ours, found = figures(entry, recipe, plan)
+        numbers = [v for v in ours.values if v is not None]
+        whole = all(one["rounds"] >= one["published_rounds"] for one in found)
+        axes.plot(
+            numbers,
+            [y] * len(numbers),
+            linestyle="",
+            marker="o",
+            markersize=6,
+            color=OURS,
+            markerfacecolor=OURS if whole else "white",
+            alpha=0.85,
+        )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.08)
+
+
+def _key() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    def dot(**look: Any) -> Line2D:
+        return Line2D([], [], linestyle="", **look)
+
+    return [
+        Line2D(
+            [], [], color=THEIRS, marker="|", markersize=11, linewidth=4, label="published ± 2 sd"
+        ),
+        dot(marker="o", color=OURS, label="ours, each seed"),
+        dot(marker="o", color=OURS, markerfacecolor="white", label="ours, fewer rounds"),
+    ]
+
+
+def _curves(recipe: Recipe, plan: Plan) -> "Figure":
+    """A panel per block: the mean over seeds by round, with the band from least to most."""
+    assert recipe.curves is not None
+    parts = list(dict.fromkeys(entry.part for entry in recipe.entries))
+    wide = min(len(parts), 3)
+    tall = -(-len(parts) // wide)
+    title = f"{recipe.paper}, {recipe.title}"
+    page = _page(max(8.0, 4.6 * wide), 0.9 + 3.4 * tall, title)
+    grid = page.subplots(tall, wide, squeeze=False)
+    for axes in grid.flat[len(parts) :]:
+        axes.set_visible(False)
+    for i, part in enumerate(parts):
+        axes = grid.flat[i]
+        own = [entry for entry in recipe.entries if entry.part == part]
+        for j, entry in enumerate(own):
+            _curve(axes, entry, recipe, plan, COLOURS[j % len(COLOURS)], len(own) > 1)
+        axes.set_title(part, fontsize=10, color=INK, loc="left")
+        axes.set_xlabel("round")
+        axes.set_ylabel(WORDS.get(recipe.curves, recipe.curves))
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=SOFT)
+        elif len(own) > 1:
+            axes.legend(frameon=False, fontsize=9)
+    return page
+
+
+def _curve(
+    axes: "Axes", entry: Entry, recipe: Recipe, plan: Plan, colour: str, named: bool
+) -> None:
+    _, found = figures(entry, recipe, plan)
+    series = [one.get("by_round", {}).get(recipe.curves) for one in found]
+    kept = [[float("nan") if v is None else v for v in one] for one in series if one]
+    if not kept:
+        return
+    length = min(map(len, kept))
+    rounds = range(1, length + 1)
+    means = [sum(one[t] for one in kept) / len(kept) for t in range(length)]
+    axes.plot(rounds, means, color=colour, marker="o", markersize=3, label=entry.row)
+    if len(kept) > 1:
+        low = [min(one[t] for one in kept) for t in range(length)]
+        high = [max(one[t] for one in kept) for t in range(length)]
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
