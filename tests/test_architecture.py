@@ -23,7 +23,18 @@ ARROWS = {
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "fitted": {"core", "data", "engines", "report", "running"},
     "experiments": {"core", "metrics", "algorithms", "data", "models", "report", "running"},
-    "cli": {"core", "algorithms", "checks", "data", "experiments", "fitted", "report", "running"},
+    "bench": {"core", "algorithms", "clustering", "data", "engines", "models"},
+    "cli": {
+        "core",
+        "algorithms",
+        "bench",
+        "checks",
+        "data",
+        "experiments",
+        "fitted",
+        "report",
+        "running",
+    },
 }
 FILES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in ARROWS

@@ -3,6 +3,7 @@
 import typer
 
 from coterie.cli import (
+    bench,
     check,
     compare,
     explain,
@@ -32,6 +33,7 @@ app.command("list")(list_.list_)
 app.command()(explain.explain)
 app.command()(check.check)
 app.command()(reproduce.reproduce)
+app.command()(bench.bench)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,106 @@
+"""How a network is trained: what is stacked, what is not, and why."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie import models
+from coterie.core.errors import ConfigError, unknown
+from coterie.core.model import Model
+from coterie.core.random import seed_key
+from coterie.core.tree import n_bytes
+from coterie.engines.chunks import MODELS
+from coterie.engines.twins import TWINS, NoTwin, twin_of
+
+DIGITS = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10, task="classification")
+
+
+def explained(name: str) -> str:
+    """The layers of a network by name, and the plan for it."""
+    return explain(Model(network(name)))
+
+
+def network(name: str) -> Any:
+    """A network by a model's name, `package.module:Name` or `file.py:Name`."""
+    place, colon, what = name.rpartition(":")
+    if not colon:
+        if name not in models.MODELS:
+            known = [*models.MODELS, "package.module:Name", "file.py:Name"]
+            raise ConfigError(unknown("model", name, known))
+        return lambda: models.make(name, DIGITS)
+    module = _module(place)
+    found = getattr(module, what, None)
+    if found is None:
+        raise ConfigError(f"{place} has no '{what}'.")
+    if isinstance(found, Model):
+        return found.module
+    if isinstance(found, nn.Module):
+        return found
+    try:
+        made = found()
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: must be a network, or build one without arguments. It failed: {error}."
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{name}: must be a network. Got {type(made).__name__}.")
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ImportError as error:
+            raise ConfigError(f"'{place}' cannot be imported: {error}.") from error
+    path = Path(place)
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be imported: {error}.") from error
+    return module
+
+
+def explain(model: Model) -> str:
+    """Every layer with what becomes of it, then the plan."""
+    lines = [f"{model.title}", ""]
+    for name, layer in model.training_network.named_modules():
+        if any(True for _ in layer.children()):
+            continue
+        own = sum(p.numel() for p in layer.parameters(recurse=False))
+        kind = type(layer).__name__
+        twin = TWINS.get(type(layer))
+        if twin is not None:
+            fate = f"stacked ({twin.__name__})"
+        elif own or any(True for _ in layer.buffers(recurse=False)):
+            fate = "not stacked: no twin for this kind of layer"
+        else:
+            fate = "as it is: no weights, so clients need not be told apart"
+        lines.append(f"  {name or '(whole)':24} {kind:18} {own:>10,} weights  {fate}")
+    size = n_bytes(model.init(seed_key(0)))
+    try:
+        twin_of(model)
+        kernel = "twins: stacked layers, if three steps agree with vmap of the gradient"
+    except NoTwin as reason:
+        kernel = f"vmap of the gradient, else one client after the other ({reason})"
+    lines += [
+        "",
+        f"  kernel   {kernel}",
+        f"  chunk    {max(1, min(MODELS // max(size, 1), 4096)):,} clients at most "
+        f"({size / 2**20:.2f} MB of weights each)",
+        f"  threads  {torch.get_num_threads()}",
+    ]
+    return "\n".join(lines)
