@@ -158,6 +158,8 @@ class Fitted:
             output = self.algorithm.predict(self._personal(client, group), self._inputs(x))
         if raw:
             return np.asarray(output)
+        if not self.algorithm.supervised:
+            return np.asarray(output.argmax(1))
         if self.card["task"] == "classification":
             names = np.asarray(self.encoder.decode(output.argmax(1)))
             whole = all(str(name).lstrip("-").isdigit() for name in self.card["classes"] or [])
@@ -188,7 +190,7 @@ class Fitted:
         options: dict[str, Any] = {"test_fraction": 0.0, "names": ["newcomer"]}
         x = self._rows(x)
         inputs = self._inputs(x)
-        if task == "reconstruction":
+        if task == "reconstruction" or not self.algorithm.supervised:
             return from_arrays([inputs], None, **options)
         if y is None and isinstance(x, np.ndarray | Tensor | list):
             raise DataError("place: labels are needed to tell which group fits. Pass y.")

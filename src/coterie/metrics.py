@@ -61,6 +61,33 @@ def adjusted_rand(found: Tensor, truth: Tensor, on: Tensor | None = None) -> flo
     return float(adjusted_rand_score(truth.numpy(), found.numpy()))
 
 
+def masked_rand(found: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
+    """Adjusted Rand index of the rows that count, as a tensor; it may be stacked.
+
+    1 where both put everything together or everything apart.
+
+    >>> found, truth = torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 7, 5])
+    >>> masked_rand(found, truth, torch.tensor([True, True, True, False]))
+    tensor(1., dtype=torch.float64)
+    """
+    n = mask.sum().double()
+    # Pairs of different rows: together in both, in ours, in the true one.
+    both, a, b = (
+        _pairs_together(code, mask) for code in (found * (truth.max() + 1) + truth, found, truth)
+    )
+    expected = a * b / (n * (n - 1) / 2).clamp(min=1)
+    most = (a + b) / 2
+    same = (most - expected).abs() < 1e-12
+    return torch.where(same, 1.0, (both - expected) / torch.where(same, 1.0, most - expected))
+
+
+def _pairs_together(code: Tensor, mask: Tensor) -> Tensor:
+    code = torch.where(mask, code.long(), -1)
+    order = code.sort().values
+    same = torch.searchsorted(order, code, right=True) - torch.searchsorted(order, code)
+    return (torch.where(mask, same - 1, 0).sum() / 2).double()
+
+
 def normalized_mutual_info(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
     """Mutual information of found and true groups, divided by the mean of their entropies.
 

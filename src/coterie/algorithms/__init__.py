@@ -2,7 +2,8 @@
 
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local_only import LocalOnly
 
-__all__ = ["IFCA", "CLoVE", "FedAvg", "LocalOnly"]
+__all__ = ["IFCA", "CLoVE", "FedAvg", "FedGEM", "LocalOnly"]

@@ -462,7 +462,9 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
     for seed in range(3):  # first models can be unlucky, as IFCA's authors say of theirs
         fed = Watched(problem.data, engine, seed)
         *_, state = states(algorithm, fed, 8)
-        accuracy = float(examine(algorithm, fed, state, problem.data.task).accuracy.mean())
+        scores = examine(algorithm, fed, state, problem.data.task)
+        score = scores.accuracy if algorithm.supervised else scores.agreement
+        accuracy = float(score.mean())
         best = max(best, accuracy)
         if best >= algorithm.bar:
             return

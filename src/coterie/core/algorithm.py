@@ -45,6 +45,7 @@ class Algorithm(ABC):
 
     title: ClassVar[str] = ""
     bar: ClassVar[float] = 0.9  # accuracy that `example()` must reach in the contract
+    supervised: ClassVar[bool] = True  # False: no labels; scored by `surprise` and agreement
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -94,6 +95,10 @@ class Algorithm(ABC):
     def predict(self, personal: Tree, x: Any) -> Any:
         """Outputs for some inputs; default: of the field `model`. No client, no fed: exportable."""
         return self.model.apply(personal, x)  # type: ignore[attr-defined]
+
+    def surprise(self, output: Any) -> Any:
+        """Loss of each sample where there are no labels, from what `predict` said: [n]."""
+        raise NotImplementedError(f"{type(self).__name__} learns from labels: see its model's loss")
 
     # for the contract
 

@@ -6,6 +6,8 @@ from typing import Any
 def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     """What a run found and what to use, in a few sentences."""
     sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
+    if "components" in summary:
+        return _components(summary, rows)
     if len(cards) == 1 and summary.get("personal"):
         text = f"Every one of the {len(rows)} clients has a model of its own."
     elif len(cards) == 1:
@@ -34,6 +36,17 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     if strange:
         advice += f" {strange} of the clients look like no group."
     return f"{text}, against {listed}. {advice}"
+
+
+def _components(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    text = f"{summary['components']} components in the data of {len(rows)} clients together."
+    strange = sum(not line["fits"] for line in rows)
+    if strange:
+        text += f" {strange} of the clients have samples that fit none of them."
+    if "agreement" in summary:
+        text += f" Agreement with the labels of test data (ARI): {summary['agreement']['mean']:.2f}"
+        text += " on average over clients."
+    return text
 
 
 def _score(value: float, column: str) -> str:

@@ -29,6 +29,7 @@ class Scores(NamedTuple):
     loss: Tensor
     accuracy: Tensor  # nan unless there are classes
     n: Tensor
+    agreement: Tensor  # ARI of components with classes, for methods that learn without labels
 
 
 class Score:
@@ -43,14 +44,21 @@ class Score:
     def __call__(self, client: Client, given: Tree, test: Batch) -> dict[str, Tensor]:
         algorithm = self.__self__
         output = algorithm.predict(algorithm.personalise(client, given), test.x)
-        model = getattr(algorithm, "model", None)
-        losses = model.loss_of(output, test) if model else LOSSES[LOSS_OF[self.kind]](output, test)
-        right = (
-            output.argmax(1) == test.y if self.kind == "classification" else test.mask * torch.nan
-        )
+        right = agreement = test.mask * torch.nan
+        if not algorithm.supervised:
+            losses = algorithm.surprise(output)
+            if self.kind == "classification":
+                agreement = metrics.masked_rand(output.argmax(1), test.y, test.mask)
+        else:
+            model = getattr(algorithm, "model", None)
+            loss = model.loss_of if model else LOSSES[LOSS_OF[self.kind]]
+            losses = loss(output, test)
+            if self.kind == "classification":
+                right = output.argmax(1) == test.y
         return {
             "loss": test.mean(losses.double()),
             "accuracy": test.mean(right.double()),
+            "agreement": agreement.double().mean(),
             "n": test.size,
         }
 
@@ -93,8 +101,9 @@ def examine(
             ask = Score(algorithm, kind, split if on is None else None, False)
             ids, reply = fed.map(ask, *given, to=ids)
     some = reply["n"] > 0
-    loss, accuracy = (torch.where(some, reply[name], torch.nan) for name in ("loss", "accuracy"))
-    return Scores(ids, loss, accuracy, reply["n"])
+    names = "loss", "accuracy", "agreement"
+    loss, accuracy, agreement = (torch.where(some, reply[name], torch.nan) for name in names)
+    return Scores(ids, loss, accuracy, reply["n"], agreement)
 
 
 class LabelCounts:

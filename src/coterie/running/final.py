@@ -100,6 +100,10 @@ def _summary(
     }
     if len(accuracy := some(scores.accuracy)):
         summary["accuracy"] = metrics.spread(accuracy)
+    if len(agreement := some(scores.agreement)):
+        summary["agreement"] = metrics.spread(agreement)
+    if hasattr(state, "members"):
+        summary["components"] = int(state.members.max()) + 1
     if hasattr(state, "assignment"):
         groups, sizes = state.assignment.unique(return_counts=True)
         summary["groups"] = dict(zip(map(str, groups.tolist()), sizes.tolist(), strict=True))
@@ -207,7 +211,9 @@ def clients(result: Result) -> list[dict[str, Any]]:
     """
     evidence, scores, data = result.evidence, result.scores, result.data
     column, score = "accuracy", scores.accuracy
-    if data.task != "classification":
+    if not result.algorithm.supervised:
+        column, score = "surprise", scores.loss
+    elif data.task != "classification":
         scale = data.encoder.target_scale if data.encoder is not None else ()
         column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
     used = evidence.group.unique()  # groups are numbered without the models nobody uses

@@ -205,6 +205,8 @@ def _round(
         if len(accuracy := some(scores.accuracy)):
             line["accuracy"] = float(accuracy.mean())
             line["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
+        if len(agreement := some(scores.agreement)):
+            line["agreement"] = float(agreement.mean())
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()

@@ -1,0 +1,349 @@
+"""Gaussian mixtures of one client: densities, EM steps, and how far a centre may be moved.
+
+A mixture has a fixed number of slots; a slot of weight 0 holds nothing, so that clients with
+different numbers of components can be stacked. `estep`, `moments`, `mstep` and `squared_radius` are
+masked and stackable; what loops until it has converged is not. Data are expected in float64.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coterie.core.random import fold, uniform
+
+Covariance: TypeAlias = Literal["fixed", "tied", "spherical", "diagonal", "full"]
+NDIM = {"fixed": 0, "tied": 0, "spherical": 0, "diagonal": 1, "full": 2}
+EMPTY = 1e-6  # a component with a smaller count keeps its centre
+FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
+RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
+
+
+class Mixture(NamedTuple):
+    """Components in slots."""
+
+    centres: Tensor  # [k, d]
+    weights: Tensor  # [k]  sum 1; 0 for a slot without a component
+    variance: Tensor  # [k], [k, d] or [k, d, d]
+
+
+class Moments(NamedTuple):
+    """What an E-step says of each component."""
+
+    n: Tensor  # [k]  expected number of samples
+    mean: Tensor  # [k, d]
+    scatter: Tensor  # [k], [k, d] or [k, d, d]  summed squares around the mean
+
+
+def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
+    """Squared Euclidean distance of every row to every centre: [..., n, k].
+
+    >>> squared_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
+    tensor([[25.]])
+    """
+    middle = centres.mean(-2, keepdim=True)  # near zero the squares cancel less
+    x, centres = x - middle, centres - middle
+    product = x @ centres.transpose(-1, -2)
+    squares = (x * x).sum(-1)[..., :, None] + (centres * centres).sum(-1)[..., None, :]
+    return (squares - 2 * product).clamp(min=0)
+
+
+def log_density(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
+    """Log-density of every row under every component: [n, k]."""
+    d = x.shape[-1]
+    structure = variance.ndim - centres.ndim + 1
+    if structure == 0:
+        distance = squared_distances(x, centres) / variance
+        logdet = d * variance.log()
+    elif structure == 1:
+        inverse = 1 / variance  # [k, d]
+        middle = centres.mean(0)
+        y, c = x - middle, centres - middle
+        distance = (y * y) @ inverse.T - 2 * y @ (c * inverse).T + (c * c * inverse).sum(1)
+        distance, logdet = distance.clamp(min=0), variance.log().sum(1)
+    else:
+        factor = torch.linalg.cholesky(variance)  # [k, d, d]
+        y = (x[None] - centres[:, None]).transpose(1, 2)  # [k, d, n]
+        distance = torch.linalg.solve_triangular(factor, y, upper=False).square().sum(1).T
+        logdet = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    return -0.5 * (distance + logdet + d * LOG_2_PI)
+
+
+LOG_2_PI = float(torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64)))
+
+
+def log_joint(x: Tensor, mixture: Mixture) -> Tensor:
+    """Log of weight times density: [n, k]; minus infinity for empty slots."""
+    return mixture.weights.log() + log_density(x, mixture.centres, mixture.variance)
+
+
+def estep(x: Tensor, mask: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """Responsibilities [n, k], zero for rows that do not count, and the log-likelihood."""
+    joint = log_joint(x, mixture)
+    total = joint.logsumexp(1)
+    share = torch.where(mask[:, None], (joint - total[:, None]).exp(), 0.0)
+    return share, torch.where(mask, total, 0.0).sum()
+
+
+def log_likelihood(x: Tensor, mask: Tensor, mixture: Mixture) -> Tensor:
+    """Log-likelihood of the rows that count."""
+    return estep(x, mask, mixture)[1]
+
+
+def moments(x: Tensor, share: Tensor, centres: Tensor, structure: int) -> Moments:
+    """Counts, means and scatter under given responsibilities; an empty component keeps its centre.
+
+    >>> share, x = torch.ones(3, 1), torch.tensor([[0.0], [2.0], [4.0]])
+    >>> moments(x, share, torch.tensor([[5.0]]), 0)
+    Moments(n=tensor([3.]), mean=tensor([[2.]]), scatter=tensor([8.]))
+    """
+    n = share.sum(0)
+    middle = centres.mean(0)
+    y = x - middle
+    some = (n > EMPTY)[:, None]
+    sums = share.T @ y
+    mean = torch.where(some, sums / n.clamp(min=EMPTY)[:, None], centres - middle)  # [k, d]
+    if structure == 0:
+        scatter = (share * squared_distances(y, mean)).sum(0)
+    elif structure == 1:
+        squares = share.T @ (y * y) - 2 * mean * sums + n[:, None] * mean * mean
+        scatter = squares.clamp(min=0)
+    else:
+        cross = mean[:, :, None] * sums[:, None, :]
+        own = n[:, None, None] * mean[:, :, None] * mean[:, None, :]
+        scatter = torch.einsum("nk,ni,nj->kij", share, y, y) - cross - cross.mT + own
+    return Moments(n, mean + middle, scatter)
+
+
+def mean_variance(x: Tensor, mask: Tensor) -> Tensor:
+    """Variance of a feature, averaged over the features, of the rows that count."""
+    count = mask.sum().clamp(min=1)
+    rows = torch.where(mask[:, None], x, 0.0)
+    centred = torch.where(mask[:, None], x - rows.sum(0) / count, 0.0)
+    return centred.square().sum() / (count * x.shape[1])
+
+
+def mstep(
+    found: Moments,
+    old: Mixture,
+    covariance: Covariance,
+    floor: Tensor,
+    uniform_weights: bool = False,
+) -> Mixture:
+    """Weights, centres and variances that maximise the expected log-likelihood."""
+    d, total = found.mean.shape[1], found.n.sum()
+    real = old.weights > 0
+    weights = torch.where(real, found.n / total, 0.0)
+    if uniform_weights:
+        weights = old.weights
+    n = found.n.clamp(min=EMPTY)
+    some = found.n > EMPTY
+    if covariance == "fixed":
+        variance = old.variance
+    elif covariance == "tied":
+        variance = torch.maximum(found.scatter.sum() / (d * total), floor).expand(len(n))
+    elif covariance == "spherical":
+        own = torch.maximum(found.scatter / (d * n), floor)
+        variance = torch.where(some, own, old.variance)
+    elif covariance == "diagonal":
+        ridge = RIDGE * found.scatter.sum() / (d * total) + floor
+        variance = torch.where(some[:, None], found.scatter / n[:, None] + ridge, old.variance)
+    else:
+        trace = found.scatter.diagonal(dim1=1, dim2=2).sum()
+        ridge = (RIDGE * trace / (d * total) + floor) * torch.eye(d, dtype=n.dtype)
+        own = found.scatter / n[:, None, None] + ridge
+        variance = torch.where(some[:, None, None], own, old.variance)
+    return Mixture(found.mean, weights, variance)
+
+
+def squared_radius(
+    found: Moments, old: Mixture, new: Mixture, covariance: Covariance
+) -> Tensor:
+    """Squared radius of the largest ball around each new centre in which no point loses: [k].
+
+    Inside it the component's part of the expected complete log-likelihood, with the new variance,
+    is at least what it was before the step. For diagonal and full covariances the set is an
+    ellipsoid and this is the ball inside it.
+    """
+    d = found.mean.shape[1]
+    shift = found.mean - old.centres
+    moved = shift.square().sum(1)
+    n = found.n.clamp(min=EMPTY)
+    if covariance == "fixed":
+        squared = moved
+    elif covariance == "tied":  # the gain through the common variance is kept in reserve
+        squared = new.variance / old.variance * moved
+    elif covariance == "spherical":
+        a = found.scatter / n
+        gain = d * (old.variance / new.variance).log() + a / old.variance - a / new.variance
+        squared = new.variance * (gain + moved / old.variance)
+    elif covariance == "diagonal":
+        a = found.scatter / n[:, None]
+        gain = (old.variance / new.variance).log() + (a + shift**2) / old.variance
+        squared = (gain - a / new.variance).sum(1) * new.variance.min(1).values
+    else:
+        a = found.scatter / n[:, None, None]
+        before = a + shift[:, :, None] * shift[:, None, :]
+        gain = torch.linalg.slogdet(old.variance)[1] - torch.linalg.slogdet(new.variance)[1]
+        gain = gain + _trace(torch.linalg.solve(old.variance, before))
+        gain = gain - _trace(torch.linalg.solve(new.variance, a))
+        squared = gain * torch.linalg.eigvalsh(new.variance)[:, 0]
+    return torch.where(found.n > EMPTY, squared.clamp(min=0), 0.0)
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=1, dim2=2).sum(1)
+
+
+# not stackable: loops until convergence
+
+
+def plus_plus(key: Tensor, x: Tensor, k: int, starts: int = 1) -> Tensor:
+    """k-means++ seeds for several starts: [starts, k, d]."""
+    n = len(x)
+    draws = uniform(key, (starts, k), torch.float64)
+    index = (draws[:, 0] * n).long()
+    chosen = [index]
+    nearest = (x[None] - x[index][:, None]).square().sum(2)  # [starts, n]
+    for j in range(1, k):
+        total = nearest.sum(1, keepdim=True)
+        share = torch.where(total > 0, nearest, 1.0).cumsum(1)
+        index = torch.searchsorted(share, draws[:, j : j + 1] * share[:, -1:], right=True)
+        index = index.squeeze(1).clamp(max=n - 1)
+        chosen.append(index)
+        nearest = torch.minimum(nearest, (x[None] - x[index][:, None]).square().sum(2))
+    return x[torch.stack(chosen, 1)]
+
+
+def lloyd(x: Tensor, centres: Tensor, steps: int = 100) -> tuple[Tensor, Tensor, Tensor]:
+    """k-means from several starts at once; the best: labels [n], centres [k, d], inertia."""
+    starts, k, d = centres.shape
+    labels = None
+    for _ in range(steps):
+        distance = squared_distances(x.expand(starts, *x.shape), centres)  # [s, n, k]
+        now = distance.argmin(2)
+        if labels is not None and torch.equal(now, labels):
+            break
+        labels = now
+        member = torch.nn.functional.one_hot(labels, k).to(x.dtype)
+        count = member.sum(1)[:, :, None]
+        centres = torch.where(count > 0, member.mT @ x / count.clamp(min=1), centres)
+    distance = squared_distances(x.expand(starts, *x.shape), centres)
+    inertia, labels = distance.min(2).values.sum(1), distance.argmin(2)
+    best = int(inertia.argmin())
+    return labels[best], centres[best], inertia[best]
+
+
+def kmeans(key: Tensor, x: Tensor, k: int, starts: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of several k-means: labels [n], centres [k, d], summed squared distance."""
+    return lloyd(x, plus_plus(key, x, k, starts))
+
+
+def spread_out(squared: Tensor, d: int, k: int, covariance: Covariance) -> Tensor:
+    """One squared standard deviation as the variance of k components of a structure."""
+    if NDIM[covariance] == 0:
+        return squared.expand(k).clone()
+    if NDIM[covariance] == 1:
+        return squared.expand(k, d).clone()
+    return squared * torch.eye(d, dtype=squared.dtype).expand(k, d, d)
+
+
+def from_seeds(
+    x: Tensor, centres: Tensor, covariance: Covariance, fixed: float, floor: Tensor
+) -> Mixture:
+    """Uniform weights; variance: mean squared distance to the nearest seed, per feature."""
+    k, d = centres.shape
+    nearest = squared_distances(x, centres).min(1).values
+    squared = torch.maximum(nearest.mean() / d, floor)
+    if covariance == "fixed":
+        squared = torch.tensor(fixed, dtype=x.dtype)
+    weights = torch.full((k,), 1 / k, dtype=x.dtype)
+    return Mixture(centres, weights, spread_out(squared, d, k, covariance))
+
+
+def em(
+    x: Tensor,
+    mixture: Mixture,
+    covariance: Covariance,
+    floor: Tensor,
+    uniform_weights: bool = False,
+    steps: int = 100,
+    tolerance: float = 1e-6,
+) -> tuple[Mixture, Tensor]:
+    """EM until the log-likelihood rises by less than a relative tolerance; both of them."""
+    mask = torch.ones(len(x), dtype=torch.bool)
+    last = None
+    for _ in range(steps):
+        share, value = estep(x, mask, mixture)
+        if last is not None and abs(float(value - last)) <= tolerance * abs(float(value)):
+            return mixture, value
+        last = value
+        found = moments(x, share, mixture.centres, NDIM[covariance])
+        mixture = mstep(found, mixture, covariance, floor, uniform_weights)
+    return mixture, log_likelihood(x, mask, mixture)
+
+
+def local_fit(
+    key: Tensor,
+    x: Tensor,
+    k: int,
+    covariance: Covariance,
+    fixed: float,
+    floor: Tensor,
+    uniform_weights: bool = False,
+    starts: int = 10,
+) -> tuple[Mixture, Tensor]:
+    """A client's own best fit: the best of several k-means, then EM; with its log-likelihood."""
+    centres = kmeans(key, x, k, starts)[1]
+    mixture = from_seeds(x, centres, covariance, fixed, floor)
+    return em(x, mixture, covariance, floor, uniform_weights)
+
+
+def weights_alone(density: Tensor, steps: int) -> Tensor:
+    """EM on the weights of fixed components, from equal ones: [k], of log-densities [n, k]."""
+    k = density.shape[1]
+    weights = torch.full((k,), 1 / k, dtype=density.dtype)
+    for _ in range(steps):
+        weights = (weights.log() + density).softmax(1).mean(0)
+    return weights
+
+
+def n_free(k: int, d: int, covariance: Covariance) -> int:
+    """Free numbers of a mixture, weights included."""
+    own = {"fixed": 0, "tied": 0, "spherical": k, "diagonal": k * d, "full": k * d * (d + 1) // 2}
+    return k - 1 + k * d + own[covariance] + (covariance == "tied")
+
+
+def choose_count(
+    key: Tensor, x: Tensor, rule: Literal["auto", "bic"], covariance: Covariance, fixed: float
+) -> int:
+    """How many components a client's data have, by itself.
+
+    "auto": the k in 2 to min(10, n / 10) with the largest Calinski-Harabasz index of k-means, plus
+    one, because too few is the harmful error. "bic": the mixture with the smallest BIC.
+    """
+    n, d = x.shape
+    most = min(10, n // 10, len(torch.unique(x, dim=0)))
+    if most < 2:
+        return 1
+    if rule == "bic":
+        floor = variance_floor(x, torch.ones(n, dtype=torch.bool))
+        scores = []
+        for k in range(1, most + 1):
+            value = local_fit(fold(key, k), x, k, covariance, fixed, floor, starts=5)[1]
+            price = n_free(k, d, covariance) * torch.log(torch.tensor(float(n)))
+            scores.append(float(-2 * value + price))
+        return 1 + min(range(most), key=scores.__getitem__)
+    whole = float((x - x.mean(0)).square().sum())
+    best, count = -1.0, 1
+    for k in range(2, most + 1):
+        within = float(kmeans(fold(key, k), x, k, starts=5)[2])
+        index = torch.inf if within <= 0 else (whole - within) / (k - 1) * (n - k) / within
+        if index > best:
+            best, count = index, k + 1
+    return count
+
+
+def variance_floor(x: Tensor, mask: Tensor) -> Tensor:
+    """The smallest variance a client's components may have; above zero even for constant data."""
+    return FLOOR * mean_variance(x, mask) + 1e-200
