@@ -12,6 +12,8 @@ SMALL = {
     "linear_coordinates": {"n": 10, "d": 30},
     "blobs": {},
     "digits": {},
+    "mixture_sensitivity": {"n": 30},
+    "mixture_tight": {"n_clients": 5, "n": 30},
 }
 
 
@@ -23,11 +25,11 @@ def test_a_problem_is_made_again_from_its_plain_options(name):
     assert options["seed"] == 3
     again = make(data.name, **options)
     assert again.fingerprint() == data.fingerprint()
-    assert torch.equal(again.truth, data.truth)
+    assert data.truth is None or torch.equal(again.truth, data.truth)
     assert make(name, **(options | {"seed": 4})).fingerprint() != data.fingerprint()
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", [name for name in SMALL if not name.startswith("mixture")])
 def test_truth_names_a_group_for_every_client(name):
     data = make(name, **SMALL[name])
     assert data.truth.shape == (len(data),)

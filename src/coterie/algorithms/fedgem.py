@@ -169,7 +169,7 @@ class FedGEM(Algorithm):
             )
         if (self.noise is None) != (self.clip is None):
             raise ConfigError(
-                f"FedGEM: noise needs clip, the bound it hides a sample of. Got noise={self.noise}, "
+                f"FedGEM: noise needs clip, and clip noise. Got noise={self.noise}, "
                 f"clip={self.clip}."
             )
 
@@ -275,7 +275,9 @@ class FedGEM(Algorithm):
         slots = torch.zeros(state.radii.shape[1])
         late = (state.stage > ROUNDS).clone()
         heard, reply = fed.map(self.seed, slots, late, to=ids, at_least=0)
-        return state._replace(counts=put(state.counts, heard, reply["count"])) if len(heard) else state
+        return (
+            state._replace(counts=put(state.counts, heard, reply["count"])) if len(heard) else state
+        )
 
     def _pulled(self, fed: Federation, state: State, ids: Ids) -> State:
         given = each({"centres": state.centres[ids], "use": state.radii[ids] >= 0})
@@ -491,9 +493,6 @@ class FedGEM(Algorithm):
     @task(stackable=False, phase="cluster")
     def count(self, client: Client) -> Reply:
         x = _rows(client)[0]
-        bad = (~x.isfinite().all(1)).nonzero().flatten()
-        if len(bad):
-            raise ValueError(f"its row {int(bad[0])} has a value that is not finite")
         k = self._count(client, x)
         return Reply({"count": k, "features": torch.tensor(x.shape[1])}, keep={"count": k})
 
@@ -526,9 +525,7 @@ class FedGEM(Algorithm):
             old = mixture
             share, _ = mixtures.estep(x, mask, old)
             found = mixtures.moments(x, share, old.centres, NDIM[self.covariance])
-            mixture = mixtures.mstep(
-                found, old, self.covariance, floor, self.weights == "uniform"
-            )
+            mixture = mixtures.mstep(found, old, self.covariance, floor, self.weights == "uniform")
         squared = mixtures.squared_radius(found, old, mixture, self.covariance)
         radii = self.eta * squared.sqrt()
         shown = _real(client, len(radii)) & (found.n >= self.min_count)
@@ -557,7 +554,7 @@ class FedGEM(Algorithm):
         x, mask = _rows(client)
         slots = len(client.state["weights"])
         mixture = _unpadded(client, Mixture(*(client.state[name] for name in Mixture._fields)))
-        k = len(mixture.weights)
+        k = int(client.state["wanted"])
         if k <= len(centres):
             density = mixtures.log_density(x, centres, variance)
             weights = mixtures.weights_alone(density, 10)
@@ -566,9 +563,8 @@ class FedGEM(Algorithm):
             pooled = torch.einsum("k,k...->...", share, mixture.variance)
             start = weights[heaviest].clamp(min=1e-12)
             start = torch.full_like(start, 1 / k) if self.weights == "uniform" else start
-            other = Mixture(
-                centres[heaviest], start / start.sum(), pooled.expand_as(mixture.variance)
-            )
+            variance = pooled.expand(k, *pooled.shape)
+            other = Mixture(centres[heaviest], start / start.sum(), variance)
             floor = mixtures.variance_floor(x, mask)
             options = self.covariance, floor, self.weights == "uniform"
             other, value = mixtures.em(x, other, *options)
@@ -729,7 +725,8 @@ class FedGEM(Algorithm):
             "centres": _padded(torch.where(shown[:, None], found.mean, 0.0), slots, 0.0),
             "variance": _padded(variance, slots, 1.0),
         }
-        return Reply(sent, keep=_kept(mixture, slots))
+        wanted = int(client.state["wanted"]) if "wanted" in client.state else len(n)
+        return Reply(sent, keep=_kept(mixture, slots, wanted))
 
     def _fitting_weights(self, x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
         """Weights over all groups, zero for those with hardly a sample: [k]."""
@@ -785,9 +782,7 @@ class FedGEM(Algorithm):
     @classmethod
     def example(cls, problem: Any) -> "FedGEM":
         k = min(4, int(problem.data.sizes("train").min()))
-        return cls(
-            n_components=k, max_components=4, rounds=2, feedback=1, refine=2, min_count=1.0
-        )
+        return cls(n_components=k, max_components=4, rounds=2, feedback=1, refine=2, min_count=1.0)
 
 
 def _at(state: State, stage: int, turn: int) -> State:
@@ -853,8 +848,11 @@ def _padded(leaf: Tensor, slots: int, fill: float) -> Tensor:
     return torch.cat([leaf, leaf.new_full((missing, *leaf.shape[1:]), fill)]) if missing else leaf
 
 
-def _kept(mixture: Mixture, slots: int) -> Tree:
-    """A mixture as a client remembers it: padded by slots of weight 0."""
+def _kept(mixture: Mixture, slots: int, wanted: int | None = None) -> Tree:
+    """A mixture as a client remembers it: padded by slots of weight 0.
+
+    `wanted` is its number of components when small ones have been dropped from the mixture.
+    """
     k, d = mixture.centres.shape
     variance = _padded(mixture.variance, slots, 1.0)
     if variance.ndim == 3 and slots > k:
@@ -864,6 +862,7 @@ def _kept(mixture: Mixture, slots: int) -> Tree:
         "weights": _padded(mixture.weights, slots, 0.0),
         "variance": variance.clone(),
         "count": torch.tensor(k),
+        "wanted": torch.tensor(wanted or k),
         "members": torch.full((slots,), -1),
         "merges": torch.tensor(0),
     }

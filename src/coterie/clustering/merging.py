@@ -32,7 +32,8 @@ def overlaps(centres: Array, radii: Array, clients: Labels) -> tuple[Labels, Arr
 
     Pairs [p, 2] come by closeness (ties by index). A negative radius never meets anything.
 
-    >>> pairs, closeness = overlaps(np.array([[0.0], [3.0]]), np.array([1.0, 2.0]), np.array([0, 1]))
+    >>> centres, radii = np.array([[0.0], [3.0]]), np.array([1.0, 2.0])
+    >>> pairs, closeness = overlaps(centres, radii, clients=np.array([0, 1]))
     >>> pairs.tolist(), closeness.tolist()
     ([[0, 1]], [1.0])
     """
@@ -154,11 +155,12 @@ def consensus(centres: Array, radii: Array, n: Array, labels: Labels) -> Array:
     length = np.linalg.norm(way, axis=1)
     reach = np.clip(radii, 0, None)
     share = np.divide(reach, length, out=np.ones_like(length), where=length > reach)
-    return centres + np.minimum(share, 1.0)[:, None] * way
+    moved: Array = centres + np.minimum(share, 1.0)[:, None] * way
+    return moved
 
 
 def pairwise_means(centres: Array, radii: Array, pairs: Labels, labels: Labels) -> Array:
-    """The paper's update: the mean of a centre and its common points with those it is grouped with."""
+    """The paper's update: the mean of a centre and its common points with its group's others."""
     total, count = centres.copy(), np.ones(len(centres))
     for a, b in pairs.tolist():
         if labels[a] == labels[b]:
@@ -166,7 +168,8 @@ def pairwise_means(centres: Array, radii: Array, pairs: Labels, labels: Labels) 
             if point is not None:
                 total[[a, b]] += point
                 count[[a, b]] += 1
-    return total / count[:, None]
+    moved: Array = total / count[:, None]
+    return moved
 
 
 # merging
@@ -197,9 +200,7 @@ def _may_merge(a: int, b: int, tolerance: float) -> bool:
     return shared == 0 or shared <= tolerance * max(a.bit_count(), b.bit_count())
 
 
-def _dense_path(
-    mass: Array, centres: Array, clients: Labels, tolerance: float, k_min: int
-) -> Path:
+def _dense_path(mass: Array, centres: Array, clients: Labels, tolerance: float, k_min: int) -> Path:
     n, mu, count = mass.astype(float), centres - centres.mean(0), len(mass)
     holders = [1 << int(client) for client in clients]
     squares = (mu * mu).sum(1)
@@ -253,7 +254,8 @@ def _sparse_path(
     holders = [1 << int(client) for client in clients]
     version = [0] * len(n)
     alive = set(range(len(n)))
-    joins, costs = [], []
+    joins: list[tuple[int, int]] = []
+    costs: list[float] = []
     while len(alive) > k_min:
         links = _links(np.array([mu[a] for a in sorted(alive)]), sorted(alive), neighbours)
         heap = []
@@ -262,7 +264,9 @@ def _sparse_path(
             if others:
                 gaps = np.array([mu[b] for b in others]) - mu[a]
                 for b, squared in zip(others, (gaps * gaps).sum(1).tolist(), strict=True):
-                    heap.append((n[a] * n[b] / (n[a] + n[b]) * squared, a, b, version[a], version[b]))
+                    heap.append(
+                        (n[a] * n[b] / (n[a] + n[b]) * squared, a, b, version[a], version[b])
+                    )
         heapq.heapify(heap)
         before = len(joins)
         while heap and len(alive) > k_min:
@@ -290,9 +294,7 @@ def _sparse_path(
                 for c, squared in zip(others, (gaps * gaps).sum(1).tolist(), strict=True):
                     low, high = (a, c) if a < c else (c, a)
                     weight = n[a] * n[c] / (n[a] + n[c])
-                    heapq.heappush(
-                        heap, (weight * squared, low, high, version[low], version[high])
-                    )
+                    heapq.heappush(heap, (weight * squared, low, high, version[low], version[high]))
         if len(joins) == before:
             break  # not even among all that are left is a pair allowed
     return Path(joins, np.array(costs))
@@ -502,7 +504,8 @@ def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> 
 def statistical_radii(n: Array, variance: float, d: int) -> Array:
     """Balls that hold the true centre with probability 0.99 for all components at once."""
     quantile = chi2.ppf(1 - 0.01 / max(len(n), 1), d)
-    return np.sqrt(variance * quantile / n)
+    radii: Array = np.sqrt(variance * quantile / n)
+    return radii
 
 
 def published_radii(
@@ -521,7 +524,9 @@ def published_radii(
             for b in own[i + 1 :]
         ]
         least[client] = min(gaps) if gaps else np.nan
-    usual = float(np.nanmean(list(least.values()))) if not all(map(np.isnan, least.values())) else 0.0
+    usual = (
+        float(np.nanmean(list(least.values()))) if not all(map(np.isnan, least.values())) else 0.0
+    )
     for client, gap in least.items():
         own = np.flatnonzero(clients == client)
         total = n[own].sum()
@@ -539,8 +544,7 @@ def resolution(d: int) -> float:
     return float(2 * np.sqrt(d * (4 ** (1 / d) - 1)))
 
 
-def is_flat(curve: Array, within: float = 10.0) -> list[int]:
-    """Numbers of groups whose criterion is within some units of the best: more than one is a tie."""
+def near_best(curve: Array, within: float = 10.0) -> list[int]:
+    """Numbers of groups almost as good as the best: with more than one, K is not determined."""
     best = curve[:, 1].min()
     return sorted({int(k) for k, value, _ in curve if value - best <= within})
-

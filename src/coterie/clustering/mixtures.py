@@ -156,9 +156,7 @@ def mstep(
     return Mixture(found.mean, weights, variance)
 
 
-def squared_radius(
-    found: Moments, old: Mixture, new: Mixture, covariance: Covariance
-) -> Tensor:
+def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covariance) -> Tensor:
     """Squared radius of the largest ball around each new centre in which no point loses: [k].
 
     Inside it the component's part of the expected complete log-likelihood, with the new variance,
@@ -204,20 +202,20 @@ def plus_plus(key: Tensor, x: Tensor, k: int, starts: int = 1) -> Tensor:
     draws = uniform(key, (starts, k), torch.float64)
     index = (draws[:, 0] * n).long()
     chosen = [index]
-    nearest = (x[None] - x[index][:, None]).square().sum(2)  # [starts, n]
+    nearest = squared_distances(x[index], x)  # [starts, n]
     for j in range(1, k):
         total = nearest.sum(1, keepdim=True)
         share = torch.where(total > 0, nearest, 1.0).cumsum(1)
         index = torch.searchsorted(share, draws[:, j : j + 1] * share[:, -1:], right=True)
         index = index.squeeze(1).clamp(max=n - 1)
         chosen.append(index)
-        nearest = torch.minimum(nearest, (x[None] - x[index][:, None]).square().sum(2))
+        nearest = torch.minimum(nearest, squared_distances(x[index], x))
     return x[torch.stack(chosen, 1)]
 
 
 def lloyd(x: Tensor, centres: Tensor, steps: int = 100) -> tuple[Tensor, Tensor, Tensor]:
     """k-means from several starts at once; the best: labels [n], centres [k, d], inertia."""
-    starts, k, d = centres.shape
+    starts, k, _d = centres.shape
     labels = None
     for _ in range(steps):
         distance = squared_distances(x.expand(starts, *x.shape), centres)  # [s, n, k]
