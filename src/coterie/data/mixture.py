@@ -72,7 +72,7 @@ def mixture_tight(
     agree on no centre exactly.
 
     >>> mixture_tight(n_clients=4, n_clusters=3, n=10, most=3).facts(torch.arange(4))
-    {'n_components': tensor([2, 2, 3, 2])}
+    {'n_components': tensor([3, 2, 3, 2])}
     """
     rng = np.random.default_rng([seed, 2])
     best, mu = -1.0, np.zeros((n_clusters, d))
