@@ -112,7 +112,7 @@ def test_models_stack(name, data):
 
 
 def test_every_model_has_a_builder():
-    assert set(MODELS) == {"linear", "linear_regressor", "mlp", "cnn"}
+    assert set(MODELS) >= {"linear", "linear_regressor", "mlp", "cnn", "vae", "conv_vae"}
     assert count(make("mlp", FLAT, hidden=[4])) == 64 * 4 + 4 + 4 * 10 + 10
     assert count(make("linear", IMAGE, bias=False)) == 640
     assert count(make("cnn", IMAGE, widths=[2])) == 9 * 2 + 2 + 2 * 16 * 10 + 10

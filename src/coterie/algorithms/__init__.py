@@ -3,7 +3,8 @@
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedgem import FedGEM
+from coterie.algorithms.fedgmi import FedGMI
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local_only import LocalOnly
 
-__all__ = ["IFCA", "CLoVE", "FedAvg", "FedGEM", "LocalOnly"]
+__all__ = ["IFCA", "CLoVE", "FedAvg", "FedGEM", "FedGMI", "LocalOnly"]

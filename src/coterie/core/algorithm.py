@@ -35,6 +35,15 @@ class Evidence(NamedTuple):
     fits: Tensor  # [m]     False: unlike any group
 
 
+class Mixture(NamedTuple):
+    """Shares of common components in each client's data, for methods that estimate them."""
+
+    shares: Tensor  # [m, k]  the estimate
+    errors: Tensor  # [m, k]  its standard errors; nan where unknown
+    others: dict[str, Tensor]  # further estimates by name, each [m, k]
+    evidence: dict[str, Any]  # why there are so many components, as plain values
+
+
 Info: TypeAlias = dict[str, Any]
 """What a person may want to look at after a round: `assignment`, `stable`, ..."""
 
@@ -78,6 +87,10 @@ class Algorithm(ABC):
     @abstractmethod
     def deploy(self, state: Any, ids: Ids) -> Any:
         """What each client is handed in order to predict."""
+
+    def mixture(self, state: Any, ids: Ids) -> Mixture | None:
+        """Estimated shares of components in clients' data; None: the method has no such thing."""
+        return None
 
     # client: sees one `client`
 

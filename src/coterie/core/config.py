@@ -1,7 +1,9 @@
 """Options have one definition, the annotated fields of a dataclass; this module enforces it."""
 
 from dataclasses import MISSING, fields
-from functools import cache
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
@@ -31,6 +33,8 @@ def _is_dataclass(hint: Any) -> bool:
 
 def _instance_of(hint: Any) -> Any:
     """Dataclasses among the fields are taken as they are, not taken apart."""
+    if isinstance(hint, UnionType):
+        return reduce(or_, [_instance_of(part) for part in hint.__args__])
     return InstanceOf[hint] if _is_dataclass(hint) else hint  # type: ignore[misc]
 
 

@@ -20,7 +20,7 @@ from coterie.core.ops import probe
 from coterie.core.random import fold
 from coterie.core.tree import BUFFER, Params, Tree, stack
 
-Loss: TypeAlias = Callable[[Tensor, Batch], Tensor]
+Loss: TypeAlias = Callable[[Any, Batch], Tensor]
 """Outputs and batch in, one loss per sample out."""
 
 

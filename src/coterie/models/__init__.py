@@ -12,8 +12,9 @@ from coterie.models.cnn import CNN
 from coterie.models.linear import Linear, LinearRegressor
 from coterie.models.mlp import MLP
 from coterie.models.published import GreyCNN
+from coterie.models.vae import VAE, ConvVAE
 
-__all__ = ["CNN", "MLP", "MODELS", "Linear", "LinearRegressor", "make"]
+__all__ = ["CNN", "MLP", "MODELS", "VAE", "ConvVAE", "Linear", "LinearRegressor", "make"]
 
 
 class Sized(Protocol):
@@ -71,12 +72,49 @@ def _image(name: str, data: Sized, channels: int) -> tuple[int, int, int]:
     return shape
 
 
+def _vae(
+    data: Sized, latent: int = 16, hidden: Sequence[int] = (400,), likelihood: str = "auto"
+) -> nn.Module:
+    """Variational autoencoder of fully connected layers: a density model for FedGMI."""
+    kind: Any = _likelihood(data, likelihood)
+    _n_inputs("vae", data)
+    return VAE(data.sample_shape, latent, hidden, kind)
+
+
+def _conv_vae(
+    data: Sized,
+    latent: int = 64,
+    widths: Sequence[int] = (32, 64, 128),
+    likelihood: str = "auto",
+) -> nn.Module:
+    """Convolutional variational autoencoder: a density model for larger images."""
+    shape = data.sample_shape
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise ConfigError(
+            f"conv_vae: samples must be images [channels, height, width]. Got {_shown(shape)}. "
+            f"Reshape the data, or use 'vae'."
+        )
+    kind: Any = _likelihood(data, likelihood)
+    return ConvVAE(shape[0], (shape[1], shape[2]), latent, widths, kind)
+
+
+def _likelihood(data: Sized, likelihood: str) -> str:
+    """Grey images have pixels in [0, 1]; of all else nothing is known."""
+    if likelihood != "auto":
+        return likelihood
+    shape = data.sample_shape
+    grey = isinstance(shape, tuple) and (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1))
+    return "bernoulli" if grey else "gaussian"
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": _linear,
     "linear_regressor": _linear_regressor,
     "mlp": _mlp,
     "cnn": _cnn,
     "grey_cnn": _grey_cnn,
+    "vae": _vae,
+    "conv_vae": _conv_vae,
 }
 """Builders `(data, **options) -> module` by name."""
 

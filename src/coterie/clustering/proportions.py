@@ -1,0 +1,426 @@
+"""Mixtures inside clients: how many components, who is purest, which share each has.
+
+Clients' means of any feature lie in a simplex whose corners are the components' means. Its
+dimension is counted by comparing eigenvalues with those of clients that differ by chance, its
+corners are the purest clients, and barycentric coordinates are first shares. After that, samples
+are divided by scores (minus log densities), and shares are read off the division.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core.random import fold, normal, seed_key
+
+LEVERAGE = 0.5  # a client that is half of a direction is that direction
+FEW = 10  # among fewer clients, one of them may honestly be half of a direction
+
+
+class Spectrum(NamedTuple):
+    """In which directions clients differ. All float64."""
+
+    centre: Tensor  # [d]  mean of all clients
+    root: Tensor  # [d, r]  whitening: differences come out in units of a sample's scatter
+    axes: Tensor  # [r, r]  directions in which clients differ, the strongest first
+    eigenvalues: Tensor  # [r]  1 if clients differ by chance alone
+    points: Tensor  # [m, r]  the clients on these axes
+
+
+def spectrum(means: Tensor, n: Tensor, within: Tensor, most: int | None = None) -> Spectrum:
+    """Directions in which clients differ, beyond the noise of their means.
+
+    Parameters
+    ----------
+    means, n
+        Mean feature of each client [m, d], and of how many samples [m].
+    within
+        Covariance of a sample around its client's mean. [d, d]
+    most
+        Look at no more than so many directions, those in which samples vary most.
+    """
+    means, n, within = means.double(), n.double(), within.double()
+    values, vectors = torch.linalg.eigh(within)
+    kept = values > 1e-6 * values.max()
+    d, m = min(int(kept.sum()), most or len(values)), len(means)
+    if m < d + 2:  # too few clients for so many directions: the leading ones alone
+        d = min(d, max(4, m // 2), max(m - 2, 1))
+    values, vectors = values.flip(0)[:d], _signed(vectors.flip(1)[:, :d])
+    root = vectors / values.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    centre = (n[:, None] * means).sum(0) / n.sum()
+    points = (means - centre) @ root
+    u = n.sqrt()[:, None] * points
+    eigenvalues, axes = torch.linalg.eigh(u.T @ u / max(m - 1, 1))
+    axes = _signed(axes.flip(1))
+    return Spectrum(centre, root, axes, eigenvalues.flip(0), points @ axes)
+
+
+def _signed(vectors: Tensor) -> Tensor:
+    """Columns whose largest entry is positive, so that they are the same on every machine."""
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0)
+    return vectors * signs
+
+
+@lru_cache(maxsize=4096)
+def null_point(m: int, d: int, level: float = 0.99) -> float:
+    """Quantile of the largest eigenvalue for m clients that differ by chance in d directions.
+
+    By simulation; always the same draws, so it is a constant.
+    """
+    if m < 2 or d < 1:
+        return float("inf")
+    draws = max(400, int(4 / (1 - level)))
+    key = fold(seed_key(0), "null point", m, d)
+    largest = []
+    for part in range(0, draws, 400):
+        u = normal(fold(key, part), (min(400, draws - part), m, d), torch.float64)
+        u = u - u.mean(1, keepdim=True)
+        largest.append(torch.linalg.eigvalsh(u.mT @ u / (m - 1))[:, -1])
+    return float(torch.cat(largest).quantile(level))
+
+
+def thresholds(m: int, d: int, level: float = 0.99, most: int = 12) -> Tensor:
+    """What each eigenvalue in turn must exceed: the k-th is the largest of what is left."""
+    points = [null_point(m - k, d - k, level) for k in range(min(d, most))]
+    return torch.tensor(points, dtype=torch.float64)
+
+
+def significant(eigenvalues: Tensor, above: Tensor) -> int:
+    """How many leading eigenvalues exceed their thresholds, without a gap.
+
+    >>> significant(torch.tensor([9.0, 4.0, 2.0, 3.0]), torch.tensor([2.5, 2.4, 2.3, 2.2]))
+    2
+    """
+    beyond = (eigenvalues[: len(above)] > above).tolist()
+    return beyond.index(False) if False in beyond else len(beyond)
+
+
+def per_class(sums: Tensor, counts: Tensor, within: Tensor, level: float = 0.999) -> Tensor:
+    """Components counted inside each class, where labels differ between clients: [classes].
+
+    Parameters
+    ----------
+    sums, counts
+        Sum of the features of each client's samples of each class [m, c, d], and their number.
+    within
+        Covariance of a sample of each class around its client's mean. [c, d, d]
+    """
+    found = []
+    for c in range(counts.shape[1]):
+        some = counts[:, c] >= 5  # the mean of fewer says little
+        if int(some.sum()) < 4:
+            continue
+        n = counts[some, c]
+        seen = spectrum(sums[some, c] / n[:, None], n, within[c], most=8)
+        limits = thresholds(int(some.sum()), len(seen.eigenvalues), level)
+        found.append(1 + significant(seen.eigenvalues, limits))
+    return torch.tensor(found)
+
+
+def labels_differ(counts: Tensor) -> bool:
+    """Whether clients have different labels, beyond chance (chi-square, 99 %). [m, classes]"""
+    counts = counts[:, counts.sum(0) > 0].double()
+    expected = counts.sum(1, keepdim=True) * counts.sum(0) / counts.sum().clamp(min=1)
+    statistic = ((counts - expected).square() / expected.clamp(min=1e-12)).sum()
+    freedom = max((len(counts) - 1) * (counts.shape[1] - 1), 1)
+    # The 99 % point by Wilson and Hilferty's cube root.
+    rare = 2 / (9 * freedom)
+    return bool(statistic > freedom * (1 - rare + 2.326 * rare**0.5) ** 3)
+
+
+def outliers(points: Tensor, n: Tensor, n_axes: int) -> Tensor:
+    """Clients that make up more than half of a significant direction by themselves: [m]."""
+    if len(points) < FEW or not n_axes:
+        return torch.zeros(len(points), dtype=torch.bool)
+    square = n.double()[:, None] * points[:, :n_axes].square()
+    return (square / square.sum(0).clamp(min=1e-300) > LEVERAGE).any(1)
+
+
+def corners(points: Tensor, k: int) -> Tensor:
+    """Successive projection: k points whose simplex holds the others, nearly.
+
+    >>> corners(torch.tensor([[0.0], [1.0], [5.0], [4.0]]) - 2.5, 2).tolist()
+    [0, 2]
+    """
+    points = points.double()
+    if k == 1:
+        return points.square().sum(1).argmin().reshape(1)
+    constant = points.square().sum(1).mean().sqrt().clamp(min=1e-12)
+    rows = torch.cat([points, constant.expand(len(points), 1)], 1)
+    found: list[int] = []
+    for _ in range(k):
+        length = rows.square().sum(1)
+        length[found] = -1.0  # a client stands for one component
+        first = int(length.argmax())
+        found.append(first)
+        if float(length[first]) > 0:
+            unit = rows[first] / rows[first].norm()
+            rows = rows - (rows @ unit)[:, None] * unit
+    return torch.tensor(found)
+
+
+def barycentric(points: Tensor, at: Tensor) -> Tensor:
+    """Shares of the corners in each point, on the simplex: [m, k].
+
+    >>> barycentric(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [4.0]]))
+    tensor([[0.7500, 0.2500],
+            [0.2500, 0.7500]], dtype=torch.float64)
+    """
+    points, at = points.double(), at.double()
+    one = torch.ones(len(at), 1, dtype=torch.float64)
+    system = torch.cat([at, one], 1).T  # [k, k]
+    target = torch.cat([points, torch.ones(len(points), 1, dtype=torch.float64)], 1).T
+    return onto_simplex(torch.linalg.lstsq(system, target, driver="gelsd").solution.T)
+
+
+def beyond(points: Tensor, at: Tensor) -> Tensor:
+    """Distance of each point from the simplex of the corners, roughly: [m]."""
+    inside = barycentric(points, at) @ at.double()
+    apart: Tensor = points.double() - inside
+    return apart.square().sum(1).sqrt()
+
+
+def onto_simplex(values: Tensor) -> Tensor:
+    """The nearest shares: none negative, adding up to one.
+
+    >>> onto_simplex(torch.tensor([0.8, 0.6, -0.1])).round(decimals=6)
+    tensor([0.6000, 0.4000, 0.0000])
+    """
+    ordered = values.sort(-1, descending=True).values
+    excess = (ordered.cumsum(-1) - 1) / torch.arange(1, values.shape[-1] + 1)
+    count = (ordered > excess).sum(-1, keepdim=True).clamp(min=1)
+    return (values - excess.gather(-1, count - 1)).clamp(min=0)
+
+
+def farthest(distance: Tensor, k: int, symmetric: bool = False) -> list[int]:
+    """The published choice: the farthest pair, then the candidate farthest from all chosen.
+
+    `distance[i, j]` is read candidate first; ties go to the lowest index.
+    """
+    distance = (distance + distance.T) / 2 if symmetric else distance
+    m = len(distance)
+    off = distance.masked_fill(torch.eye(m, dtype=torch.bool), -torch.inf)
+    if k == 1:
+        others = distance.masked_fill(torch.eye(m, dtype=torch.bool), 0.0)
+        return [int(others.sum(1).argmin())]
+    first = int(off.argmax())
+    chosen = [first // m, first % m]
+    while len(chosen) < k:
+        least = distance[:, chosen].min(1).values
+        least[chosen] = -torch.inf
+        chosen.append(int(least.argmax()))
+    return chosen
+
+
+class Simplex(NamedTuple):
+    """What clients' means tell of the components. All float64 but the masks and places."""
+
+    counted: int  # components the eigenvalues speak for
+    strange: Tensor  # [m]  clients that are a direction of their own; left out
+    anchors: Tensor  # [k]  places of the purest clients
+    shares: Tensor  # [m, k]  first shares
+    eigenvalues: Tensor  # [r]
+    thresholds: Tensor  # of the leading ones
+    centre: Tensor  # [d]
+    root: Tensor  # [d, k - 1]  from a mean to the axes
+    corners: Tensor  # [k, k - 1]  the anchors on them
+
+
+def simplex(
+    means: Tensor, n: Tensor, within: Tensor, k: int | None = None, most: int = 8
+) -> Simplex:
+    """Number of components, purest clients and first shares from clients' mean features.
+
+    Parameters
+    ----------
+    means, n, within
+        As in `spectrum`.
+    k, most
+        The number of components, if it is known; else a bound.
+    """
+    strange = torch.zeros(len(means), dtype=torch.bool)
+    while True:
+        seen = spectrum(means[~strange], n[~strange], within)
+        above = thresholds(len(seen.points), len(seen.eigenvalues))
+        counted = 1 + significant(seen.eigenvalues, above)
+        odd = outliers(seen.points, n[~strange], counted - 1)
+        if not bool(odd.any()):
+            break
+        strange = strange.masked_scatter(~strange, odd)
+    k = min(counted, most) if k is None else k
+    root = (seen.root @ seen.axes)[:, : k - 1]
+    places = torch.nonzero(~strange).flatten()
+    anchors = places[corners(seen.points[:, : k - 1], k)]
+    points = (means.double() - seen.centre) @ root
+    at = points[anchors]
+    shares = barycentric(points, at) if k > 1 else torch.ones(len(points), 1).double()
+    return Simplex(
+        counted, strange, anchors, shares, seen.eigenvalues, above, seen.centre, root, at
+    )
+
+
+# division
+
+
+def penalties(scores: Tensor, offsets: Tensor, prior: Tensor, least: float) -> Tensor:
+    """What a sample's component is the smallest of: score, offset, minus log share. [n, k]"""
+    return scores + offsets.to(scores.dtype) - prior.clamp(min=least).log().to(scores.dtype)
+
+
+def pushes(scores: Tensor) -> Tensor:
+    """How far each component's score may rise before it loses a sample: [n, k]."""
+    two = scores.topk(min(2, scores.shape[1]), dim=1, largest=False).values
+    best, second = two[:, :1], two[:, -1:]
+    return torch.where(scores == best, second, best) - scores
+
+
+def quantiles(values: Tensor, real: Tensor, count: int) -> Tensor:
+    """Evenly spaced quantiles of the real values: [count]; anything where there are none."""
+    inf = torch.finfo(values.dtype).max
+    ordered = torch.where(real, values, inf).sort().values
+    place = (torch.arange(count, device=values.device) + 0.5) / count * real.sum()
+    return ordered.gather(0, place.long().clamp(max=len(values) - 1)).double()
+
+
+def pooled_quantiles(values: Tensor, n: Tensor, at: Tensor) -> Tensor:
+    """Quantiles of all clients' samples, from those of each client [m, q] and its size [m]."""
+    weight = (n.double() / values.shape[1])[:, None].expand_as(values).flatten()
+    ordered, order = values.flatten().sort()
+    below = weight[order].cumsum(0) - 0.5 * weight[order]
+    total = weight.sum()
+    place = torch.searchsorted(below.contiguous(), at.double() * total)
+    return ordered[place.clamp(max=len(ordered) - 1)]
+
+
+def moved(offsets: Tensor, room: Tensor, n: Tensor, total: Tensor, target: Tensor) -> Tensor:
+    """Offsets after one component's was set so that it gets its target share of all samples.
+
+    Parameters
+    ----------
+    room
+        Quantiles of each client's `pushes` under the present offsets. [m, k, q]
+    n, total
+        Samples of each client [m]; present share of each component [k].
+    """
+    j = int((total - target).abs().argmax())  # the worst first
+    step = pooled_quantiles(room[:, j], n, 1 - target[j].clamp(0, 1))
+    offsets = offsets.clone()
+    offsets[j] = offsets[j] + step
+    return offsets - offsets.mean()
+
+
+def histogram(scores: Tensor, real: Tensor, cuts: Tensor) -> Tensor:
+    """Samples by component and by how clearly they are its own: [k, bins]."""
+    k, bins = len(cuts), cuts.shape[1] + 1
+    part, margin = divided(scores)
+    place = (margin[:, None] >= cuts.index_select(0, part)).sum(1)
+    hit = (part * bins + place)[:, None] == torch.arange(k * bins, device=part.device)
+    return (hit & real[:, None]).sum(0).double().reshape(k, bins)
+
+
+def divided(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The component of each sample, and by how much the second best is worse."""
+    part = scores.argmin(1)
+    two = scores.topk(min(2, scores.shape[1]), dim=1, largest=False).values
+    return part, (two[:, -1] - two[:, 0]).double()
+
+
+# shares
+
+
+def tail_shares(counts: Tensor, pure: int, steps: int = 500) -> tuple[Tensor, Tensor]:
+    """Shares from histograms of margins: what lies far on a component's side is its own.
+
+    Parameters
+    ----------
+    counts
+        Samples of each client by component and margin. [m, k, bins]
+    pure
+        So many of a component's clearest bins hold nothing of the others.
+
+    Returns
+    -------
+    Shares [m, k], and how each component's samples spread over all bins [k, k * bins].
+    """
+    m, k, bins = counts.shape
+    flat = counts.double().reshape(m, k * bins)
+    shares = counts.double().sum(2) / counts.double().sum((1, 2))[:, None].clamp(min=1)
+    shares = shares.clamp(min=0.02)
+    shares = shares / shares.sum(1, keepdim=True)
+    own = torch.arange(k * bins) // bins == torch.arange(k)[:, None]  # [k, k * bins]
+    clear = torch.arange(k * bins) % bins >= bins - pure
+    profiles = (shares.T @ flat) * (own | ~clear)
+    profiles = _normed(profiles)
+    return mixture_em(flat, shares, profiles, steps)
+
+
+def mixture_em(
+    counts: Tensor, shares: Tensor, profiles: Tensor, steps: int, fixed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Fit `counts[i] ~ Multinomial(shares[i] @ profiles)`; zeros stay zero."""
+    size = counts.sum(1, keepdim=True).clamp(min=1e-12)
+    for _ in range(steps):
+        ratio = counts / (shares @ profiles).clamp(min=1e-300)  # [m, bins]
+        new = shares * (ratio @ profiles.T) / size
+        if not fixed:
+            profiles = _normed(profiles * (shares.T @ ratio))
+        shares = new
+    return shares / shares.sum(1, keepdim=True).clamp(min=1e-12), profiles
+
+
+def log_likelihood(counts: Tensor, shares: Tensor, profiles: Tensor) -> float:
+    """Of histograms under shares and profiles."""
+    return float((counts * (shares @ profiles).clamp(min=1e-300).log()).sum())
+
+
+def _normed(rows: Tensor) -> Tensor:
+    return rows / rows.sum(1, keepdim=True).clamp(min=1e-300)
+
+
+def unconfused(counts: Tensor, confusion: Tensor) -> Tensor:
+    """Shares whose counts would be these, if components are taken for each other like this.
+
+    >>> unconfused(torch.tensor([[0.31, 0.69]]), torch.tensor([[0.8, 0.2], [0.1, 0.9]]))
+    tensor([[0.3000, 0.7000]], dtype=torch.float64)
+    """
+    inverse = torch.linalg.pinv(confusion.double())
+    return onto_simplex(counts.double() @ inverse)
+
+
+def em_shares(scores: Tensor, real: Tensor, steps: int = 50) -> Tensor:
+    """Shares that make one client's scores likeliest: [k]."""
+    k = scores.shape[1]
+    likely = (scores.min(1, keepdim=True).values - scores).double().exp()
+    shares = torch.full((k,), 1 / k, dtype=torch.float64, device=scores.device)
+    weight = real.double() / real.sum().clamp(min=1)
+    for _ in range(steps):
+        joint = likely * shares
+        shares = (joint / joint.sum(1, keepdim=True) * weight[:, None]).sum(0)
+    return shares
+
+
+def share_errors(shares: Tensor, profiles: Tensor, n: Tensor) -> Tensor:
+    """Standard errors of shares fitted to histograms, with the profiles known: [m, k]."""
+    k = shares.shape[1]
+    if k == 1:
+        return torch.zeros_like(shares)
+    held = shares.clamp(min=1e-3) / shares.clamp(min=1e-3).sum(1, keepdim=True)
+    apart = profiles[:-1] - profiles[-1]  # [k - 1, bins]
+    seen = (held @ profiles).clamp(min=1e-12)  # [m, bins]
+    information = torch.einsum("jb,mb,lb->mjl", apart, 1 / seen, apart) * n[:, None, None]
+    ridge = 1e-6 * torch.eye(k - 1, dtype=torch.float64)
+    cover = torch.linalg.inv(information + ridge)
+    own = cover.diagonal(dim1=1, dim2=2)
+    last = cover.sum((1, 2))[:, None]
+    return torch.cat([own, last], 1).clamp(0, 0.25).sqrt()  # no share is surer of nothing than .5
+
+
+def dispersion(shares: Tensor, n: Tensor) -> Tensor:
+    """How much shares vary between clients, in units of chance: [k]; 0 for an empty component."""
+    n = n.double()
+    mean = (n[:, None] * shares).sum(0) / n.sum()
+    chance = mean * (1 - mean)
+    varies = (n[:, None] * (shares - mean).square()).sum(0) / max(len(shares) - 1, 1)
+    return torch.where(chance > 1e-12, varies / chance.clamp(min=1e-12), 0.0)
