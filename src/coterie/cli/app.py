@@ -6,6 +6,7 @@ from coterie.cli import (
     bench,
     check,
     compare,
+    data,
     explain,
     list_,
     place,
@@ -34,6 +35,7 @@ app.command()(explain.explain)
 app.command()(check.check)
 app.command()(reproduce.reproduce)
 app.command()(bench.bench)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

@@ -11,14 +11,15 @@ arXiv:2006.04088 (`rotated_clients`, `ifca_writers`); FedGMI (`component_mixture
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from coterie.core.errors import ConfigError, DataError
-from coterie.core.random import fold, seed_key, shuffled
+from coterie.core.errors import ConfigError, DataError, unknown
+from coterie.core.random import fold, seed_key, shuffled, uniform
+from coterie.core.tree import Tree
 from coterie.data import sources
 from coterie.data.arrays import unit_scale
 from coterie.data.cutting import dirichlet_shares, turns, whole
@@ -47,6 +48,8 @@ def published_label_skew(
     n: int = 500,
     seed: int = 0,
     partition_seed: int = 0,
+    shuffle_classes: bool = False,
+    raw: bool = False,
     data_dir: str | None = None,
 ) -> FederatedData:
     """CLoVE's label skews 1 to 4: groups differ in the classes they have.
@@ -60,8 +63,12 @@ def published_label_skew(
         A data set of ten classes.
     n
         Rows of a client, at most.
+    shuffle_classes
+        Number the classes in a random order first, as CLoVE's code does for CIFAR-10.
+    raw
+        Hand bytes over as they are, 0 to 255, instead of scaled to [0, 1].
     """
-    pool = _ten(source, data_dir)
+    pool = _ten(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "label skew", kind)
     if kind == 1:
         groups = _owned(pool, [(2 * g, 2 * g + 1) for g in range(5)])
@@ -74,7 +81,8 @@ def published_label_skew(
         groups = {split: _dominated(pool, split, fold(key, "rows", split)) for split in SPLITS}
     else:
         raise ConfigError(f"published_label_skew: kind must be 1, 2, 3 or 4, got {kind}.")
-    return _federation(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
+    key = fold(seed_key(seed), "clients")
+    return _federation(pool, groups, clients_per_group, n, key, _scaled(raw))
 
 
 @problem
@@ -104,14 +112,16 @@ def published_concept_shift(
     n: int = 1000,
     seed: int = 0,
     partition_seed: int = 0,
+    shuffle_classes: bool = False,
+    raw: bool = False,
     data_dir: str | None = None,
 ) -> FederatedData:
     """CLoVE's concept shift: four groups with images of their own, two pairs of labels swapped.
 
     A group has 1,250 training and 200 test images of every class. No single model can be right
-    about more than 60 % of the labels.
+    about more than 60 % of the labels. Options are those of `published_label_skew`.
     """
-    pool = _ten(source, data_dir)
+    pool = _ten(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "concept shift")
     groups: Groups = {}
     y = pool.y.clone()
@@ -130,7 +140,8 @@ def published_concept_shift(
         for rows, swaps in zip(groups[split], CONCEPT_SWAPS, strict=True):
             y[rows] = swapped(swaps, 10)[y[rows].long()].to(y.dtype)
     pool = pool._replace(y=y)
-    return _federation(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
+    key = fold(seed_key(seed), "clients")
+    return _federation(pool, groups, clients_per_group, n, key, _scaled(raw))
 
 
 @problem
@@ -168,6 +179,275 @@ def rotated_clients(
         return data
     place = torch.arange(n_clients) % (n_clients // n_groups)
     return data.subset((place < keep).nonzero().flatten())
+
+
+@problem
+def published_relabelled(
+    source: str = "cifar10",
+    clients_per_group: int = 5,
+    n: int = 500,
+    seed: int = 0,
+    partition_seed: int = 0,
+    shuffle_classes: bool = True,
+    raw: bool = True,
+    data_dir: str | None = None,
+) -> FederatedData:
+    """What CLoVE's code does to CIFAR-10 under the name of feature skew: nothing is turned.
+
+    Each of four groups has the whole data set and numbers its classes in an order of its own
+    (unless `shuffle_classes` is off). Rows in use are stored once for each group.
+    """
+    pool = _ten(source, data_dir)
+    groups = {split: [pool.rows(split)] * 4 for split in SPLITS}
+    key = fold(seed_key(seed), "clients")
+    data = _only_used(_federation(pool, groups, clients_per_group, n, key, _scaled(raw)))
+    if not shuffle_classes:
+        return data
+    assert data.truth is not None
+    y = data.y.clone()
+    for g in range(4):
+        order = shuffled(fold(seed_key(partition_seed), "class order", g), 10)
+        own = (data.truth == g).nonzero().flatten()
+        for split in SPLITS:
+            rows = data.rows[split].of_clients(own).index
+            y[rows] = order[data.y[rows].long()].to(y.dtype)
+    return replace(data, y=y, classes=None)
+
+
+@problem
+def published_one_class(
+    source: str = "mnist",
+    clients_per_group: int = 5,
+    n: int = 1000,
+    seed: int = 0,
+    data_dir: str | None = None,
+) -> FederatedData:
+    """CLoVE's unsupervised studies: a group per class; images are to be reconstructed."""
+    pool = _ten(source, data_dir)
+    groups = _owned(pool, [(c,) for c in range(10)])
+    data = _federation(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
+    size = pool.x[0].numel()
+    nothing = torch.zeros(len(pool.y))
+    return replace(data, y=nothing, task="reconstruction", n_outputs=size, classes=None)
+
+
+REVIEWS = {"books": 2834, "dvd": 1199, "electronics": 1883, "kitchen": 1755}
+
+
+@problem
+def published_reviews(
+    clients_per_group: int = 5,
+    n: int = 1000,
+    seed: int = 0,
+    partition_seed: int = 0,
+    whole: bool = False,
+    source: str = "amazon",
+    data_dir: str | None = None,
+) -> FederatedData:
+    """CLoVE's Amazon study: a group per kind of goods, a tenth of its reviews for testing.
+
+    Parameters
+    ----------
+    whole
+        All reviews there are, instead of the numbers the paper states.
+    """
+    pool = sources.load(source, data_dir)
+    assert pool.owner is not None
+    key = fold(seed_key(partition_seed), "reviews")
+    groups: Groups = {split: [] for split in SPLITS}
+    for g, name in enumerate(pool.owners):
+        rows = (pool.owner == g).nonzero().flatten()
+        count = len(rows) if whole else REVIEWS[name]
+        own = rows[shuffled(fold(key, g), len(rows))[:count]]
+        tested = round(0.1 * len(own))
+        groups["test"].append(own[:tested])
+        groups["train"].append(own[tested:])
+    clients = fold(seed_key(seed), "clients")
+    return _only_used(_federation(pool, groups, clients_per_group, n, clients, as_float))
+
+
+@problem
+def published_news(
+    clients_per_group: int = 5,
+    n: int = 100,
+    seed: int = 0,
+    partition_seed: int = 0,
+    source: str = "ag_news",
+    data_dir: str | None = None,
+) -> FederatedData:
+    """CLoVE's AG News study: six groups, one for each pair of the four classes."""
+    pool = sources.load(source, data_dir)
+    pairs = list(itertools.combinations(range(len(pool.classes)), 2))
+    key = fold(seed_key(partition_seed), "news")
+    groups = _skewed(pool, pairs, {"train": 300, "test": 300}, key)
+    clients = fold(seed_key(seed), "clients")
+    return _only_used(_federation(pool, groups, clients_per_group, n, clients, as_tokens))
+
+
+@problem
+def published_writers(
+    n_clients: int | None = 100,
+    share: float = 1.0,
+    most_data: bool = True,
+    least: int = 1,
+    seed: int = 0,
+    source: str = "femnist",
+    data_dir: str | None = None,
+) -> FederatedData:
+    """FEMNIST: a client per writer with all its characters, a tenth of them for testing.
+
+    Parameters
+    ----------
+    n_clients
+        Writers that are drawn; all that are left if None.
+    share
+        Draw this share of the writers first.
+    most_data
+        Draw from the tenth of them that wrote most (from `n_clients` at least), as CLoVE does.
+    least
+        Leave out writers of fewer characters; IFCA's study asks for 100.
+    """
+    pool = sources.load(source, data_dir)
+    assert pool.owner is not None
+    key = fold(seed_key(seed), "writers")
+    count = torch.bincount(pool.owner, minlength=len(pool.owners))
+    drawn = shuffled(fold(key, "share"), len(count))[: max(1, round(share * len(count)))]
+    drawn = drawn[count[drawn] >= least]
+    wanted = len(drawn) if n_clients is None else n_clients
+    if wanted > len(drawn):
+        raise DataError(
+            f"published_writers: {wanted} writers were asked for, {len(drawn)} are there with "
+            f"{least} characters or more."
+        )
+    if most_data:
+        order = count[drawn].argsort(descending=True, stable=True)
+        drawn = drawn[order[: max(wanted, len(drawn) // 10)]]
+    drawn = drawn[shuffled(fold(key, "clients"), len(drawn))[:wanted]].sort().values
+    start = torch.cat([torch.zeros(1).long(), count.cumsum(0)])
+    lists = [torch.arange(int(start[w]), int(start[w + 1])) for w in drawn.tolist()]
+    names = tuple(pool.owners[w] for w in drawn.tolist())
+    train, test = Rows.of(lists).divide(names, 0.1, fold(key, "test"))
+    data = FederatedData(
+        pool.x,
+        pool.y,
+        {"train": train, "test": test},
+        names=names,
+        task="classification",
+        n_outputs=len(pool.classes),
+        transform=unit_scale,
+        classes=pool.classes,
+        notes=(*pool.notes, "True groups are not known."),
+    )
+    return _only_used(data)
+
+
+@problem
+def component_mixture(
+    source: str = "mnist",
+    n_clients: int = 50,
+    n_components: int = 2,
+    shares: str = "random",
+    sizes: tuple[int, int] = (100, 200),
+    test: int = 100,
+    seed: int = 0,
+    data_dir: str | None = None,
+) -> FederatedData:
+    """FedGMI's mixtures: every client's rows come from several components in shares of its own.
+
+    Components are turns by 0, 90 and 180 degrees; of EMNIST, upper-case and lower-case letters
+    that share 26 labels. Classes are equally likely on every client, rows are drawn with
+    replacement. `extra` has "shares" [clients, components] as they came out, and "component" of
+    every row of the pool.
+
+    Parameters
+    ----------
+    shares
+        "linear": client i has share (i + 0.5) / clients of component 0; "random": drawn uniformly.
+    sizes
+        Least and largest number of a client's training rows.
+    test
+        Test rows of a client, in the same shares.
+    """
+    pool = sources.load(source, data_dir)
+    letters = len(pool.classes) == 62
+    most = 2 if letters else 3
+    if not 2 <= n_components <= most:
+        raise ConfigError(f"component_mixture: n_components must lie in 2..{most}.")
+    if shares not in ("linear", "random"):
+        raise ConfigError(unknown("kind of shares", shares, ("linear", "random")))
+    if shares == "linear" and n_components != 2:
+        raise ConfigError("component_mixture: linear shares are for two components.")
+    key = fold(seed_key(seed), "mixture")
+    if shares == "linear":
+        first = (torch.arange(n_clients, dtype=torch.float64) + 0.5) / n_clients
+        wanted = torch.stack([first, 1 - first], 1)  # [m, k]
+    else:  # uniform over the simplex; for two components the first share is uniform
+        wanted = dirichlet_shares(1.0, (n_clients, n_components), fold(key, "shares"))
+    low, high = sizes
+    draw = uniform(fold(key, "sizes"), (n_clients,), torch.float64)
+    n = (low + (draw * (high - low + 1)).floor()).long()  # [m]
+    names, supply = _supply(pool, letters, n_components, key)
+    parts: dict[str, list[Tensor]] = {"rows": [], "component": []}
+    blocks: list[int] = []
+    for split in SPLITS:
+        for i in range(n_clients):
+            count = whole(wanted[i], int(n[i]) if split == "train" else test)  # [k]
+            component = torch.arange(n_components).repeat_interleave(count)
+            own = fold(key, split, i)
+            label = (uniform(fold(own, "label"), component.shape) * len(names)).long()
+            place = uniform(fold(own, "row"), component.shape, torch.float64)
+            choice = supply[split]
+            picked = [
+                choice[int(j)][int(c)][int(p * len(choice[int(j)][int(c)]))]
+                for j, c, p in zip(component, label, place, strict=True)
+            ]
+            parts["rows"].append(torch.tensor(picked, dtype=torch.int64))
+            parts["component"].append(component)
+            blocks.append(len(component))
+    rows, component = torch.cat(parts["rows"]), torch.cat(parts["component"])
+    x, y = pool.x[rows], pool.y[rows].long()
+    if letters:
+        y = torch.where(component == 0, y - 10, y - 36)
+    else:
+        for j in range(1, n_components):
+            x[component == j] = torch.rot90(x[component == j], j, (-2, -1))
+    ends = sum(blocks[:n_clients])
+    got = torch.stack(
+        [torch.bincount(part, minlength=n_components) for part in parts["component"][:n_clients]]
+    )
+    return FederatedData(
+        x,
+        y.to(torch.uint8),
+        {
+            "train": Rows.blocks(blocks[:n_clients]),
+            "test": Rows.blocks(blocks[n_clients:], start=ends),
+        },
+        names=tuple(f"client-{i}" for i in range(n_clients)),
+        task="classification",
+        n_outputs=len(names),
+        transform=unit_scale,
+        truth=got.argmax(1),
+        extra={"shares": (got / got.sum(1, keepdim=True)).float(), "component": component},
+        classes=names,
+        notes=pool.notes,
+    )
+
+
+def _supply(
+    pool: Pool, letters: bool, n_components: int, key: Tensor
+) -> tuple[tuple[str, ...], dict[str, list[list[Tensor]]]]:
+    """Labels, and for each split, component and label the rows to draw from."""
+    rows = {split: pool.rows(split) for split in SPLITS}
+    if not len(rows["train"]):  # a copy of one split only: five sixths of it are for training
+        mixed = rows["test"][shuffled(fold(key, "split"), len(rows["test"]))]
+        rows["test"], rows["train"] = mixed.tensor_split([len(mixed) // 6])
+    offsets = (10, 36) if letters else (0,) * n_components
+    names = pool.classes[10:36] if letters else pool.classes
+    supply = {
+        split: [[own[pool.y[own] == offset + c] for c in range(len(names))] for offset in offsets]
+        for split, own in rows.items()
+    }
+    return names, supply
 
 
 # groups
@@ -209,13 +489,17 @@ def swapped(pairs: Sequence[tuple[int, int]], n_classes: int) -> Tensor:
     return order
 
 
-def _ten(source: str, data_dir: str | None) -> Pool:
+def _ten(source: str, data_dir: str | None, shuffle: bool = False, seed: int = 0) -> Pool:
     pool = sources.load(source, data_dir)
     if len(pool.classes) != 10:
         raise ConfigError(
             f"This partition needs a data set of ten classes. {source} has {len(pool.classes)}."
         )
-    return pool
+    if not shuffle:
+        return pool
+    order = shuffled(fold(seed_key(seed), "class order"), 10)  # new number of each class
+    names = tuple(pool.classes[i] for i in order.argsort().tolist())
+    return pool._replace(y=order[pool.y.long()].to(pool.y.dtype), classes=names)
 
 
 def _of_class(pool: Pool, split: str, c: int, key: Tensor) -> Tensor:
@@ -292,10 +576,33 @@ def _dominated(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> lis
 # clients
 
 
+def as_float(x: Tensor, facts: Tree) -> Tensor:
+    """Counts or bytes as floats, unscaled."""
+    return x.to(torch.get_default_dtype())
+
+
+def as_tokens(x: Tensor, facts: Tree) -> Tensor:
+    """Numbers of words as embeddings want them."""
+    return x.long()
+
+
+as_float.batched = as_tokens.batched = True  # type: ignore[attr-defined]
+Transform = Callable[[Tensor, Tree], Tensor]
+
+
+def _scaled(raw: bool) -> Transform:
+    return as_float if raw else unit_scale
+
+
 def _federation(
-    pool: Pool, groups: Groups, clients_per_group: int, n: int | None, key: Tensor
+    pool: Pool,
+    groups: Groups,
+    clients_per_group: int,
+    n: int | None,
+    key: Tensor,
+    transform: Transform = unit_scale,
 ) -> FederatedData:
-    """The pools of the groups dealt to their clients, bytes scaled to [0, 1]."""
+    """The pools of the groups dealt to their clients."""
     if clients_per_group < 1 or (n is not None and n < 1):
         raise ConfigError("Partition: clients_per_group and n must be at least 1.")
     lists: dict[str, list[Tensor]] = {}
@@ -319,7 +626,7 @@ def _federation(
         names=tuple(f"client-{i}" for i in range(k * clients_per_group)),
         task="classification",
         n_outputs=len(pool.classes),
-        transform=unit_scale,
+        transform=transform,
         truth=torch.arange(k).repeat_interleave(clients_per_group),
         classes=pool.classes,
         notes=pool.notes,
@@ -328,3 +635,14 @@ def _federation(
 
 def _with(data: FederatedData, facts: dict[str, Tensor], transform: Turn) -> FederatedData:
     return replace(data, client_facts=facts, transform=transform)
+
+
+def _only_used(data: FederatedData) -> FederatedData:
+    """The same clients on a pool of the rows they have, one for each use."""
+    lists = [data.rows[split].index for split in SPLITS]
+    used = torch.cat(lists)
+    rows = {
+        split: Rows.blocks(data.rows[split].sizes, start=start)
+        for split, start in zip(SPLITS, (0, len(lists[0])), strict=True)
+    }
+    return replace(data, x=data.x[used], y=data.y[used], rows=rows)

@@ -34,7 +34,8 @@ def picture(recipe: Recipe, plan: Plan, path: Path) -> None:
             "Install it with: pip install 'coterie[plot]'"
         ) from error
     with rc_context(STYLE):
-        page = _curves(recipe, plan) if recipe.curves else _table(recipe, plan)
+        draw = {None: _table, "matrix": _matrices}.get(recipe.curves, _curves)
+        page = draw(recipe, plan)
         page.savefig(path)
 
 
@@ -156,3 +157,26 @@ def _curve(
         low = [min(one[t] for one in kept) for t in range(length)]
         high = [max(one[t] for one in kept) for t in range(length)]
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _matrices(recipe: Recipe, plan: Plan) -> "Figure":
+    """A square per method: loss of each group's model (down) on each group's data (across)."""
+    page = _page(3.6 * len(recipe.entries) + 0.8, 4.2, f"{recipe.paper}, {recipe.title}")
+    grid = page.subplots(1, len(recipe.entries), squeeze=False)[0]
+    drawn = [figures(entry, recipe, plan)[1] for entry in recipe.entries]
+    matrices = [found[0]["matrix"] if found else None for found in drawn]
+    values = [v for matrix in matrices if matrix for row in matrix for v in row]
+    for axes, entry, matrix in zip(grid, recipe.entries, matrices, strict=True):
+        axes.set_title(entry.row, fontsize=10, color=INK, loc="left")
+        axes.grid(False)
+        if matrix is None:
+            axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=SOFT)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            continue
+        image = axes.imshow(matrix, cmap="viridis", vmin=min(values), vmax=max(values))
+        axes.set_xlabel("data of true group")
+        axes.set_ylabel("model of true group")
+    if values:
+        page.colorbar(image, ax=list(grid), shrink=0.7, label="test loss")
+    return page

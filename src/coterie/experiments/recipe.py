@@ -16,7 +16,7 @@ from coterie.running.build import Description
 
 SCALES = ("paper", "quick")
 SPEED = 20e9
-"""Multiply-adds times two per second of one core on these networks, for estimates."""
+"""Operations per second of one core, for estimates; studies state theirs in this unit."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Study:
         Estimate for one seed at paper scale, on one core.
     quick
         Whether there is a version that takes seconds.
+    after, trial
+        `after(result)` adds figures to those of the run; `trial(seed, scale)` gives all of them
+        for a study that is no single run. Its run file stands for one of the runs.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Study:
     seconds: float = 60.0
     quick: bool = True
     after: Callable[[Any], dict[str, Any]] | None = None  # more figures from a finished run
+    trial: Callable[[int, str], dict[str, Any]] | None = None  # figures of many short runs instead
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ def lacking(studies: Iterable[Study], data_dir: str | None = None) -> dict[str, 
 def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[str, Any]:
     """Run one seed of one study, from where it stopped if it did, and keep its figures."""
     tables = description(task.study, task.seed, plan)
+    if task.study.trial is not None:
+        return _tried(task, plan, tables["run"]["rounds"])
     folder = plan.out / "runs" / plan.scale / task.study.name / f"seed-{task.seed}"
     ready = build(tables)
     if any((folder / "checkpoint").glob("*.json")):
@@ -126,6 +128,29 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
     if figures["rounds"] >= whole:  # what is left is needed only to go on
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         shutil.rmtree(folder / "final", ignore_errors=True)
+    return figures
+
+
+def _tried(task: Task, plan: Plan, rounds: int) -> dict[str, Any]:
+    """A study of many short runs: nothing to resume, figures kept at the end."""
+    assert task.study.trial is not None
+    began = time.perf_counter()
+    found = task.study.trial(task.seed, plan.scale)
+    figures = {
+        "study": task.study.name,
+        "seed": task.seed,
+        "scale": plan.scale,
+        "rounds": rounds,
+        "published_rounds": rounds,
+        "seconds": round(time.perf_counter() - began, 1),
+        "version": __version__,
+        "engine": plan.engine,
+        "threads": plan.threads,
+        **found,
+    }
+    path = summary_path(plan, task.study.name, task.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, to_json(no_nan(figures)))
     return figures
 
 
@@ -175,6 +200,8 @@ def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, A
         if any(stable):
             figures["stable_round"] = stable.index(True)
     marks = [(line["round"], line["accuracy"]) for line in rounds if "accuracy" in line]
+    if marks:
+        figures["best_accuracy"] = 100 * max(value for _, value in marks)
     figures["accuracy_by_round"] = [[number, round(100 * value, 2)] for number, value in marks]
     losses = [(line["round"], line["loss"]) for line in rounds if line.get("loss") is not None]
     figures["loss_by_round"] = [[number, round(value, 5)] for number, value in losses]
@@ -230,6 +257,8 @@ def _performed(todo: list[Task], plan: Plan, jobs: int, show: bool) -> Iterable[
         parts = [f"[{number}/{len(todo)}] {task.label}:"]
         if "accuracy" in figures:
             parts.append(f"accuracy {figures['accuracy']:.1f} %,")
+        elif "success" in figures:
+            parts.append("success," if figures["success"] else "no success,")
         else:
             parts.append(f"loss {figures['loss']:.4f},")
         if figures.get("ari") is not None:

@@ -4,10 +4,29 @@ import functools
 from pathlib import Path
 
 from coterie.core.errors import ConfigError, unknown
+from coterie.data.sources.cifar import CIFAR10
+from coterie.data.sources.femnist import FEMNIST
 from coterie.data.sources.files import Pool, Source
-from coterie.data.sources.idx import FASHION_MNIST, MNIST
+from coterie.data.sources.idx import EMNIST, FASHION_MNIST, MNIST
+from coterie.data.sources.text import AG_NEWS, AMAZON
+from coterie.data.sources.uci import ABALONE, ANURAN_GENUS, ANURAN_SPECIES, WAVEFORM
 
-SOURCES: dict[str, Source] = {source.name: source for source in (MNIST, FASHION_MNIST)}
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        MNIST,
+        FASHION_MNIST,
+        CIFAR10,
+        EMNIST,
+        FEMNIST,
+        AG_NEWS,
+        AMAZON,
+        ABALONE,
+        WAVEFORM,
+        ANURAN_SPECIES,
+        ANURAN_GENUS,
+    )
+}
 """The data sets by name."""
 
 

@@ -1,5 +1,11 @@
 """One module per family of published tables and figures."""
 
-from coterie.experiments.recipes import clove_images, ifca
+from coterie.experiments.recipes import (
+    clove_autoencoder,
+    clove_images,
+    clove_more,
+    clove_text,
+    ifca,
+)
 
-__all__ = ["clove_images", "ifca"]
+__all__ = ["clove_autoencoder", "clove_images", "clove_more", "clove_text", "ifca"]
