@@ -165,3 +165,126 @@ def test_real_images_have_the_published_sizes(source):
         disjoint(data)
     batch = data.gather("train", torch.tensor([0]))
     assert 0 <= batch.x.min() <= batch.x.max() <= 1
+
+
+def test_relabelled_groups_see_the_same_images_under_other_names(pool):
+    data = make("published_relabelled", source="x", clients_per_group=2, n=20, raw=False)
+    nothing_twice(data)
+    assert data.sizes("train").tolist() == [20] * 8
+    plain = make(
+        "published_relabelled", source="x", clients_per_group=2, n=20, shuffle_classes=False
+    )
+    for g in range(4):
+        rows = rows_of_group(data, "train", g)
+        pairs = set(zip(plain.y[rows].tolist(), data.y[rows].tolist(), strict=True))
+        assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+    orders = {tuple(data.y[rows_of_group(data, "train", g)].tolist()) for g in range(4)}
+    assert len(orders) == 4
+
+
+def test_one_class_per_group_is_to_be_reconstructed(pool):
+    data = make("published_one_class", clients_per_group=3, n=500)
+    assert (data.task, len(data), data.n_outputs) == ("reconstruction", 30, 16)
+    assert data.sizes("train").tolist() == [20] * 30  # 60 of a class among three
+    for g in range(10):
+        assert set(pool.y[rows_of_group(data, "train", g)].tolist()) == {g}
+    disjoint(data)
+
+
+def test_reviews_are_split_nine_to_one_within_their_kind(monkeypatch):
+    owner = torch.arange(4).repeat_interleave(3000)
+    made = Pool(
+        owner[:, None].to(torch.uint8),
+        (torch.arange(12_000) % 2).to(torch.uint8),
+        12_000,
+        ("no", "yes"),
+        (),
+        owner,
+        ("books", "dvd", "electronics", "kitchen"),
+    )
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: made)
+    data = make("published_reviews")
+    # 2834 books: 283 for testing, 2551 / 5 = 510 a client; 1199, 1883, 1755 likewise.
+    assert data.sizes("train").unique().tolist() == [215, 315, 339, 510]
+    assert data.sizes("test").unique().tolist() == [24, 35, 37, 56]
+    batch = data.gather("train", torch.arange(20))
+    assert (batch.x[:, 0, 0].long() == data.truth).all()  # counts are not scaled
+    disjoint(data)
+
+
+def test_news_groups_are_pairs_of_classes(monkeypatch):
+    y = torch.arange(4).repeat_interleave(1200)
+    made = Pool(
+        torch.zeros(9600, 5, dtype=torch.int16), torch.cat([y, y]).byte(), 4800, tuple("abcd")
+    )
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: made)
+    data = make("published_news")
+    assert len(data) == 30
+    assert data.gather("train", torch.tensor([0])).x.dtype == torch.int64
+    for g, pair in enumerate(itertools.combinations(range(4), 2)):
+        assert set(data.y[rows_of_group(data, "train", g)].tolist()) <= set(pair)
+    disjoint(data)
+
+
+def test_writers_are_clients_and_those_with_most_data_come_first(monkeypatch):
+    counts = torch.arange(10, 50)  # forty writers of 10 to 49 characters
+    owner = torch.arange(40).repeat_interleave(counts)
+    names = tuple(f"w{i}" for i in range(40))
+    n = len(owner)
+    made = Pool(
+        torch.zeros(n, 1, 2, 2).byte(), (owner % 62).byte(), n, ("x",) * 62, (), owner, names
+    )
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: made)
+    data = make("published_writers", n_clients=5)
+    assert data.names == ("w35", "w36", "w37", "w38", "w39")  # the five with most
+    assert data.truth is None
+    assert (data.sizes("train") + data.sizes("test")).tolist() == [45, 46, 47, 48, 49]
+    assert data.sizes("test").tolist() == [4, 5, 5, 5, 5]  # a tenth, rounded
+    every = make("published_writers", n_clients=None, most_data=False, least=30)
+    assert len(every) == 20
+    with pytest.raises(DataError, match="41 writers were asked for"):
+        make("published_writers", n_clients=41)
+
+
+@pytest.mark.parametrize("n_components", [2, 3])
+def test_mixtures_have_the_shares_they_say(pool, n_components):
+    data = make("component_mixture", n_clients=12, n_components=n_components, sizes=(20, 40))
+    assert 20 <= int(data.sizes("train").min()) <= int(data.sizes("train").max()) <= 40
+    assert data.sizes("test").tolist() == [100] * 12
+    component = data.extra["component"]
+    for i in range(12):
+        rows = data.rows["train"].of_clients(torch.tensor([i])).index
+        got = torch.bincount(component[rows], minlength=n_components) / len(rows)
+        assert torch.allclose(got.float(), data.extra["shares"][i])
+    again = make("component_mixture", n_clients=12, n_components=n_components, sizes=(20, 40))
+    assert again.fingerprint() == data.fingerprint()
+
+
+def test_linear_shares_rise_with_the_client(pool):
+    data = make("component_mixture", n_clients=4, shares="linear", sizes=(80, 80))
+    # (i + 0.5) / 4 of 80 rows: 10, 30, 50, 70
+    assert (data.extra["shares"][:, 0] * 80).tolist() == [10, 30, 50, 70]
+    with pytest.raises(ConfigError, match="linear shares"):
+        make("component_mixture", n_components=3, shares="linear")
+
+
+def test_components_of_a_mixture_are_turned(monkeypatch):
+    made = small()
+    made.x[:, 0, 0, 3] = 200  # a mark in the upper right corner
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: made)
+    data = make("component_mixture", n_clients=2, n_components=3, sizes=(30, 30))
+    component = data.extra["component"]
+    # Turned counter-clockwise, upper right goes to upper left, then to lower left.
+    for j, (row, column) in enumerate([(0, 3), (0, 0), (3, 0)]):
+        assert (data.x[component == j][:, 0, row, column] == 200).all()
+
+
+def test_letters_of_both_cases_share_their_labels(monkeypatch):
+    y = torch.arange(62).repeat_interleave(12)
+    made = Pool(torch.zeros(len(y), 1, 2, 2).byte(), y.byte(), 0, tuple(map(str, range(62))))
+    made.x[:, 0, 0, 0] = y.byte()
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: made)
+    data = make("component_mixture", source="emnist", n_clients=3, sizes=(50, 60))
+    component, letter = data.extra["component"], data.x[:, 0, 0, 0].long()
+    assert data.n_outputs == 26
+    assert torch.equal(data.y.long(), torch.where(component == 0, letter - 10, letter - 36))

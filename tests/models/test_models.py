@@ -137,3 +137,52 @@ def test_every_model_has_a_builder():
 def test_what_does_not_fit_is_refused(name, data, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make(name, data, **options)
+
+
+GREY = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10)
+COLOUR = SimpleNamespace(sample_shape=(3, 32, 32), n_outputs=10)
+WORDS = SimpleNamespace(sample_shape=(200,), n_outputs=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "parameters"),
+    [
+        ("mlp", GREY, {"hidden": [200]}, 159_010),
+        ("cropped_cnn", COLOUR, {}, 1_068_298),
+        ("writer_cnn", SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=62), {}, 6_603_710),
+        ("grey_cnn", GREY, {}, 5_142),
+        ("grey_cnn", SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=62), {}, 18_506),
+        ("cifar_cnn", COLOUR, {}, 4_181_002),
+        ("autoencoder", GREY, {}, 2_000_964),
+        ("colour_autoencoder", COLOUR, {}, 712_835),
+        (
+            "mlp",
+            SimpleNamespace(sample_shape=(5000,), n_outputs=2),
+            {"hidden": [1000, 500, 100]},
+            5_551_802,
+        ),
+        ("text_cnn", WORDS, {"n_outputs": 6}, 3_322_106),
+        ("linear_regressor", SimpleNamespace(sample_shape=(20,), n_outputs=1), {}, 20),
+        ("coin_flip_regressor", SimpleNamespace(sample_shape=(1000,), n_outputs=1), {}, 1000),
+        ("deep_cnn", COLOUR, {}, 5_851_338),
+        ("letter_cnn", SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=26), {}, 1_671_578),
+    ],
+)
+def test_published_networks_have_their_published_size(name, data, options, parameters):
+    module = make(name, data, **options)
+    assert sum(p.numel() for p in module.parameters()) == parameters
+    x = torch.rand(3, *data.sample_shape)
+    if name == "text_cnn":
+        x = torch.randint(0, 20_002, (3, 200))
+    out = module.eval()(x)
+    if "autoencoder" in name:
+        assert out.shape == x.shape
+    elif "regressor" in name:
+        assert out.shape == (3,)
+    else:
+        assert out.shape == (3, options.get("n_outputs", data.n_outputs))
+
+
+def test_images_of_another_shape_are_refused():
+    with pytest.raises(ConfigError, match=r"images \[3, 32, 32\]"):
+        make("cifar_cnn", GREY)

@@ -438,9 +438,11 @@ def _supply(
 ) -> tuple[tuple[str, ...], dict[str, list[list[Tensor]]]]:
     """Labels, and for each split, component and label the rows to draw from."""
     rows = {split: pool.rows(split) for split in SPLITS}
-    if not len(rows["train"]):  # a copy of one split only: five sixths of it are for training
-        mixed = rows["test"][shuffled(fold(key, "split"), len(rows["test"]))]
-        rows["test"], rows["train"] = mixed.tensor_split([len(mixed) // 6])
+    if not len(rows["train"]):  # a copy of one split only: a sixth of every class is for testing
+        own = [_of_class(pool, "test", c, key) for c in range(len(pool.classes))]
+        cut = [(len(part) + 5) // 6 for part in own]
+        rows["test"] = torch.cat([part[:n] for part, n in zip(own, cut, strict=True)])
+        rows["train"] = torch.cat([part[n:] for part, n in zip(own, cut, strict=True)])
     offsets = (10, 36) if letters else (0,) * n_components
     names = pool.classes[10:36] if letters else pool.classes
     supply = {
