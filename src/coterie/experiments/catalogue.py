@@ -31,8 +31,16 @@ def catalogue() -> dict[str, dict[str, str]]:
         "algorithms": {name: _first(cls) for name, cls in sorted(REGISTRY.items())},
         "models": {name: _first(maker) for name, maker in sorted(models.MODELS.items())},
         "data": {name: _first(maker) for name, maker in sorted(data.PROBLEMS.items())},
-        "recipes": RECIPES,
+        "recipes": {**RECIPES, **_published()},
     }
+
+
+def _published() -> dict[str, str]:
+    """Published tables and figures, each with a line."""
+    from coterie.experiments import recipes  # noqa: F401 - lists them
+    from coterie.experiments.recipe import RECIPES as tables
+
+    return {name: f"{recipe.paper}, {recipe.title}" for name, recipe in tables.items()}
 
 
 def _first(thing: Any) -> str:
@@ -46,8 +54,25 @@ def explained(name: str) -> str:
             return _explained(name, names[name])
     if name in RECIPES:
         return f"{name}: {RECIPES[name]}\n\nRun it with: coterie run {name}"
+    if name in (tables := _published()):
+        return f"{name}: {tables[name]}\n\n{_recipe(name)}"
     known = [name for names in catalogue().values() for name in names]
     raise ConfigError(unknown("name", name, known))
+
+
+def _recipe(name: str) -> str:
+    """How to run a published table, how long it takes, and where it departs."""
+    from coterie.experiments.recipe import find
+
+    recipe = find(name)
+    parts = [
+        f"Run it with: coterie reproduce {name}",
+        f"{len(recipe.studies())} studies with {len(recipe.seeds)} seeds, about "
+        f"{recipe.hours():.1f} hours on one core. A quick look: --scale quick",
+        *(f"Departure: {text}" for text in recipe.departures),
+        *recipe.notes,
+    ]
+    return "\n".join(parts)
 
 
 def _explained(name: str, thing: Any) -> str:

@@ -1,14 +1,12 @@
 """Pages of results for the documentation, made from the summaries that runs leave."""
 
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
 from coterie.experiments import recipes  # noqa: F401 - lists them
 from coterie.experiments.recipe import RECIPES, Recipe
-from coterie.experiments.reproduce import Plan, stored, summary_path
+from coterie.experiments.reproduce import Plan, machine, stored, summary_path
 from coterie.experiments.tables import figures, markdown
 from coterie.running.folder import write
 from coterie.running.progress import duration
@@ -79,7 +77,7 @@ def _page(recipe: Recipe, plan: Plan) -> str:
     if short:
         state += f", {len(short)} of them with fewer rounds than published"
     text += [
-        f"{state}; they took {duration(seconds)} on {machine(runs)}. Entries without a figure have "
+        f"{state}; they took {duration(seconds)} on {hardware(runs)}. Entries without a figure have "
         "not run yet, or their method is not built yet; they fill in when they are.",
         "",
         "Bold: outside two published deviations and outside "
@@ -119,12 +117,10 @@ def _checked(recipe: Recipe, plan: Plan) -> list[str]:
     return out
 
 
-def machine(runs: list[dict[str, Any]]) -> str:
-    """The class of hardware, without names: cores and architecture."""
-    threads = sorted({one.get("threads", 1) for one in runs})
-    cores = os.cpu_count()
-    used = "/".join(map(str, threads))
-    return f"{used} thread of a {cores}-core {platform.machine()} CPU, no GPU"
+def hardware(runs: list[dict[str, Any]]) -> str:
+    """What the runs ran on."""
+    kinds = sorted({(one["threads"], one.get("machine") or machine()) for one in runs})
+    return "; ".join(f"{n} thread{'s' if n > 1 else ''} of a {kind}" for n, kind in kinds)
 
 
 def _index(plan: Plan, done: list[Recipe]) -> str:

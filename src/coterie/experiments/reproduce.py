@@ -7,6 +7,8 @@ OUT/tables/RECIPE[-quick].md, .csv, .tex, .png
 
 import json
 import multiprocessing
+import os
+import platform
 import shutil
 import time
 from collections.abc import Iterable
@@ -146,12 +148,18 @@ def _tried(task: Task, plan: Plan, rounds: int) -> dict[str, Any]:
         "version": __version__,
         "engine": plan.engine,
         "threads": plan.threads,
+        "machine": machine(),
         **found,
     }
     path = summary_path(plan, task.study.name, task.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, to_json(no_nan(figures)))
     return figures
+
+
+def machine() -> str:
+    """The class of hardware, without names."""
+    return f"{os.cpu_count()}-core {platform.machine()} CPU, no GPU"
 
 
 def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, Any]:
@@ -172,6 +180,7 @@ def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, A
         "version": __version__,
         "engine": plan.engine,
         "threads": plan.threads,
+        "machine": machine(),
         "loss": result.summary["loss"],
         "clients": result.summary["clients"],
         "bytes": result.summary["bytes"],
