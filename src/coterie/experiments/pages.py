@@ -77,8 +77,8 @@ def _page(recipe: Recipe, plan: Plan) -> str:
     if short:
         state += f", {len(short)} of them with fewer rounds than published"
     text += [
-        f"{state}; they took {duration(seconds)} on {hardware(runs)}. Entries without a figure have "
-        "not run yet, or their method is not built yet; they fill in when they are.",
+        f"{state}; they took {duration(seconds)} on {hardware(runs)}. Entries without a figure "
+        "have not run yet, or their method is not built yet; they fill in when they are.",
         "",
         "Bold: outside two published deviations and outside "
         "0.5 points of accuracy or 0.05 of ARI, whichever is wider.",

@@ -11,7 +11,6 @@ from coterie.core.errors import ConfigError, unknown
 from coterie.models.cnn import CNN
 from coterie.models.linear import CoinFlipRegressor, Linear, LinearRegressor
 from coterie.models.mlp import MLP
-from coterie.models.vae import VAE, ConvVAE
 from coterie.models.published import (
     Autoencoder,
     ColourAutoencoder,
@@ -22,6 +21,7 @@ from coterie.models.published import (
     TextCNN,
     WriterCNN,
 )
+from coterie.models.vae import VAE, ConvVAE
 
 __all__ = ["CNN", "MLP", "MODELS", "VAE", "ConvVAE", "Linear", "LinearRegressor", "make"]
 
