@@ -385,7 +385,7 @@ def test_too_few_samples_name_the_client():
 
 
 def test_facts_must_be_there():
-    with pytest.raises(TaskError, match="n_components='auto'"):
+    with pytest.raises(TaskError, match="needs a fact 'n_components'"):
         played(FedGEM(n_components="facts"), Simulation(points([0.0, 1.0]), 0))
 
 

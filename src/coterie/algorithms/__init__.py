@@ -2,9 +2,22 @@
 
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.federated_cmeans import FederatedCMeans
+from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
 from coterie.algorithms.ifca import IFCA
+from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
 
-__all__ = ["IFCA", "CLoVE", "FedAvg", "FedGEM", "FedGMI", "LocalOnly"]
+__all__ = [
+    "IFCA",
+    "CLoVE",
+    "FedAvg",
+    "FedGEM",
+    "FedGMI",
+    "FederatedCMeans",
+    "FederatedKMeans",
+    "KFed",
+    "LocalOnly",
+]

@@ -21,7 +21,6 @@ authors' code were. Rounds steer the start only; their fixed points are the clie
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -31,6 +30,7 @@ from annotated_types import Ge, Gt, Le
 from scipy.stats import chi2
 from torch import Tensor
 
+from coterie.algorithms import centres as shared
 from coterie.clustering import merging, mixtures
 from coterie.clustering.mixtures import NDIM, Covariance, Mixture
 from coterie.clustering.privacy import epsilon
@@ -246,7 +246,7 @@ class FedGEM(Algorithm):
         slots = torch.zeros(state.members.shape[1])
         given = state.groups.centres, state.groups.variance, state.merges, slots
         heard, reply = fed.map(self.settle, *given, to=ids, at_least=0)
-        heard, reply = _finite(self, heard, reply)
+        heard, reply = shared.finite(self, heard, reply)
         if not len(heard):
             return state, evidence
         new = (state.counts[heard] < 0) | (state.members[heard] < 0).all(1)
@@ -281,7 +281,7 @@ class FedGEM(Algorithm):
 
     def _pulled(self, fed: Federation, state: State, ids: Ids) -> State:
         given = each({"centres": state.centres[ids], "use": state.radii[ids] >= 0})
-        ids, reply = _finite(self, *fed.map(self.update, given, to=ids))
+        ids, reply = shared.finite(self, *fed.map(self.update, given, to=ids))
         centres, radii, n = reply["centres"], reply["radii"], reply["n"]
         real = (radii >= 0).flatten().numpy()
         points, reach = centres.flatten(0, 1).numpy().copy(), radii.flatten().numpy()
@@ -304,7 +304,7 @@ class FedGEM(Algorithm):
 
     def _noted(self, state: State, ids: Ids, reply: dict[str, Any]) -> State:
         """Summaries of some clients, as they are heard."""
-        ids, reply = _finite(self, ids, reply)
+        ids, reply = shared.finite(self, ids, reply)
         return state._replace(
             sizes=put(state.sizes, ids, reply["n"]),
             means=put(state.means, ids, reply["centres"]),
@@ -400,7 +400,7 @@ class FedGEM(Algorithm):
         for i, bank in enumerate(banks):
             padded[i // len(FACTORS), i % len(FACTORS), : len(bank)] = bank
         own = each(torch.from_numpy(padded)[fold_of])
-        ids, reply = _finite(self, *fed.map(self.silhouette, own, to=ids))
+        ids, reply = shared.finite(self, *fed.map(self.silhouette, own, to=ids))
         return FACTORS[int(reply["score"].mean(0).argmax())]
 
     def _groups(
@@ -492,13 +492,13 @@ class FedGEM(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def count(self, client: Client) -> Reply:
-        x = _rows(client)[0]
+        x = shared.samples(client)[0]
         k = self._count(client, x)
         return Reply({"count": k, "features": torch.tensor(x.shape[1])}, keep={"count": k})
 
     @task(stackable=False, phase="cluster")
     def seed(self, client: Client, slots: Tensor, late: Tensor) -> Reply:
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         k = int(client.state["count"] if "count" in client.state else self._count(client, x))
         if k > len(slots):
             raise ValueError(
@@ -518,7 +518,7 @@ class FedGEM(Algorithm):
 
     @task(phase="cluster")
     def update(self, client: Client, given: dict[str, Tensor]) -> Reply:
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         floor = mixtures.variance_floor(x, mask)
         mixture = _recalled(client, given)
         for _ in range(self.local_steps):
@@ -540,7 +540,7 @@ class FedGEM(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def summarise(self, client: Client, given: dict[str, Tensor]) -> Reply:
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         mixture = _unpadded(client, _recalled(client, given))
         if self.challenger is not None and self.rounds:
             best, value = self._own_best(client, x, len(mixture.weights))
@@ -551,7 +551,7 @@ class FedGEM(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def adopt(self, client: Client, centres: Tensor, variance: Tensor) -> Reply:
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         slots = len(client.state["weights"])
         mixture = _unpadded(client, Mixture(*(client.state[name] for name in Mixture._fields)))
         k = int(client.state["wanted"])
@@ -580,7 +580,7 @@ class FedGEM(Algorithm):
     @task(phase="cluster")
     def silhouette(self, client: Client, banks: Tensor) -> dict[str, Tensor]:
         """Mean simplified silhouette of one's samples for each bank of centres: [factors]."""
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         scores = []
         for bank in banks:  # [k, d], rows of infinity where there is no centre
             real = bank.isfinite().all(1)
@@ -605,7 +605,7 @@ class FedGEM(Algorithm):
         merges: Tensor,
         members: Tensor,
     ) -> Reply:
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         held = members[:, None] == torch.arange(len(centres))  # [slots, k]
         weights = client.state["weights"] @ held.double()
         # A component that died out still holds its group, with a small weight.
@@ -633,7 +633,7 @@ class FedGEM(Algorithm):
         self, client: Client, centres: Tensor, variance: Tensor, merges: Tensor, slots: Tensor
     ) -> Reply:
         """Which groups one holds, and how many samples lie outside all of them."""
-        x, _ = _rows(client)
+        x, _ = shared.samples(client)
         weights = _memory_weights(client, merges, len(centres))
         keep = None
         if weights is None:
@@ -660,7 +660,7 @@ class FedGEM(Algorithm):
     @task(stackable=False, phase="cluster")
     def bring(self, client: Client, centres: Tensor, variance: Tensor, slots: Tensor) -> Reply:
         """Summaries of the groups one holds and of components fitted to what lies outside."""
-        x, mask = _rows(client)
+        x, mask = shared.samples(client)
         weights = self._fitting_weights(x, centres, variance)
         outside = self._outside(x, centres, variance, weights)
         parts = [centres[weights > 0]]
@@ -677,15 +677,8 @@ class FedGEM(Algorithm):
     # client, inside
 
     def _count(self, client: Client, x: Tensor) -> Tensor:
-        if self.n_components == "facts":
-            if "n_components" not in client.facts:
-                raise ValueError(
-                    "n_components='facts' needs a fact 'n_components' of every client. Give it "
-                    "with the data, or let clients choose with n_components='auto'"
-                )
-            k = int(client.facts["n_components"])
-        elif isinstance(self.n_components, int):
-            k = self.n_components
+        if isinstance(self.n_components, int) or self.n_components == "facts":
+            k = shared.known_count(client, self.n_components)
         else:
             rule: Any = self.n_components
             key = fold(client.key, "count")
@@ -759,13 +752,13 @@ class FedGEM(Algorithm):
         """The groups with one's own weights; before the merge, one's own components."""
         if not len(given["centres"]):
             if "weights" not in client.state:
-                x, _ = _rows(client)
+                x, _ = shared.samples(client)
                 k = int(self._count(client, x))
                 return self._own_best(client, x, k)[0]._asdict()
             return {name: client.state[name] for name in Mixture._fields}
         weights = _memory_weights(client, given["merges"], len(given["centres"]))
         if weights is None and client.train.x.ndim > 1 and len(client.train.x):
-            x, _ = _rows(client)
+            x, _ = shared.samples(client)
             weights = self._fitting_weights(x, given["centres"], given["variance"])
         weights = given["weights"] if weights is None else weights
         return {"centres": given["centres"], "weights": weights, "variance": given["variance"]}
@@ -789,23 +782,6 @@ def _at(state: State, stage: int, turn: int) -> State:
     return state._replace(stage=torch.tensor(stage), turn=torch.tensor(turn))
 
 
-def _finite(owner: Algorithm, ids: Ids, reply: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
-    """Leave out replies that are not numbers."""
-    if not len(ids):
-        return ids, reply
-    good = torch.ones(len(ids), dtype=torch.bool)
-    for leaf in reply.values():
-        if leaf.is_floating_point():
-            good &= leaf.reshape(len(ids), -1).isfinite().all(1)
-    if bool(good.all()):
-        return ids, reply
-    lost = int((~good).sum())
-    warnings.warn(
-        f"{type(owner).__name__}: {lost} replies were not finite and were left out.", stacklevel=3
-    )
-    return ids[good], {name: leaf[good] for name, leaf in reply.items()}
-
-
 def _means(n: np.ndarray, centres: np.ndarray, labels: np.ndarray) -> np.ndarray:
     sums = np.zeros((int(labels.max()) + 1, centres.shape[1]))
     np.add.at(sums, labels, n[:, None] * centres)
@@ -818,14 +794,6 @@ def _mean_variance(n: np.ndarray, variance: np.ndarray) -> float:
         variance = np.diagonal(variance, axis1=1, axis2=2)
     own = variance if variance.ndim == 1 else variance.mean(1)
     return float(np.average(own, weights=n))
-
-
-def _rows(client: Client) -> tuple[Tensor, Tensor]:
-    """Samples as vectors in double precision, and which of them count."""
-    x, mask = client.train.x, client.train.mask
-    if isinstance(x, dict):
-        raise ValueError("samples must be one array of numbers, and these are a dict of arrays")
-    return x.reshape(len(mask), -1).double(), mask
 
 
 def _real(client: Client, slots: int) -> Tensor:

@@ -4,6 +4,7 @@ Labels are the true groups, for the examiner; a client's fact `n_components` is 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,8 @@ def _gaussian(
         copies = mu + shift * rng.normal(size=mu.shape)
         xs.append(copies[label] + rng.normal(size=(n, mu.shape[1])))
         ys.append(label)
-    return federate(xs, ys, [len(own) for own in held], len(mu), test_fraction, seed=int(n))
+    data = federate(xs, ys, [len(own) for own in held], len(mu), test_fraction, seed=int(n))
+    return replace(data, extra={"centres": mu})
 
 
 def federate(

@@ -113,7 +113,8 @@ class LabelCounts:
 
     def __init__(self, algorithm: Algorithm, n_classes: int) -> None:
         self.__self__, self.n_classes = algorithm, n_classes
-        self.__task__ = TaskInfo(True, "exam")
+        # Labels need no memory, and clients nobody has asked yet have another than the rest.
+        self.__task__ = TaskInfo(algorithm.supervised, "exam")
 
     def __call__(self, client: Client) -> dict[str, Tensor]:
         classes = torch.arange(self.n_classes)

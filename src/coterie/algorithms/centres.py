@@ -1,0 +1,113 @@
+"""What methods that cluster samples by centres have in common, as functions."""
+
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from coterie.clustering import mixtures
+from coterie.core.algorithm import Algorithm, Evidence
+from coterie.core.client import Client
+from coterie.core.tree import Ids
+
+# client
+
+
+def samples(client: Client) -> tuple[Tensor, Tensor]:
+    """Samples as vectors in double precision, and which of them count."""
+    x, mask = client.train.x, client.train.mask
+    if isinstance(x, dict):
+        raise ValueError("samples must be one array of numbers, and these are a dict of arrays")
+    return x.reshape(len(mask), -1).double(), mask
+
+
+def known_count(client: Client, n_components: int | Literal["facts"]) -> int:
+    """How many components a client is said to have."""
+    if n_components == "facts":
+        if "n_components" not in client.facts:
+            raise ValueError(
+                "n_components='facts' needs a fact 'n_components' of every client. Give it with "
+                "the data, or give a number for all (FedGEM: or 'auto', and clients choose)"
+            )
+        return int(client.facts["n_components"])
+    return n_components
+
+
+def local_start(client: Client, k: int) -> dict[str, Tensor]:
+    """Centres and sizes of a client's own k-means, for a first look at everybody's data."""
+    x, _ = samples(client)
+    found = min(k, len(x))
+    labels, centres, _ = mixtures.kmeans(client.key, x, found, starts=5)
+    n = torch.bincount(labels, minlength=k).double()
+    return {"centres": padded(centres, k), "n": n}
+
+
+def padded(centres: Tensor, slots: int) -> Tensor:
+    """Rows of zeros after the centres there are."""
+    missing = slots - len(centres)
+    return torch.cat([centres, centres.new_zeros(missing, centres.shape[1])])
+
+
+def divided(x: Tensor, mask: Tensor, centres: Tensor) -> dict[str, Tensor]:
+    """Means and sizes of the samples nearest to each centre; where there are none, the centre."""
+    nearest = mixtures.squared_distances(x, centres).argmin(1)
+    member = (nearest[:, None] == torch.arange(len(centres))) & mask[:, None]  # [n, k]
+    n = member.double().sum(0)
+    means = member.double().T @ x / n.clamp(min=1)[:, None]
+    return {"centres": torch.where(n[:, None] > 0, means, centres), "n": n}
+
+
+# server
+
+
+def finite(owner: Algorithm, ids: Ids, reply: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
+    """Leave out replies that are not numbers."""
+    if not len(ids):
+        return ids, reply
+    good = torch.ones(len(ids), dtype=torch.bool)
+    for leaf in reply.values():
+        if leaf.is_floating_point():
+            good &= leaf.reshape(len(ids), -1).isfinite().all(1)
+    if bool(good.all()):
+        return ids, reply
+    lost = int((~good).sum())
+    warnings.warn(
+        f"{type(owner).__name__}: {lost} replies were not finite and were left out.", stacklevel=3
+    )
+    return ids[good], {name: leaf[good] for name, leaf in reply.items()}
+
+
+def weighted_kmeans(points: Tensor, weight: Tensor, k: int, key: Tensor, starts: int) -> Tensor:
+    """Centres [k, d] of weighted points, by coordinates; the points' order does not matter."""
+    real = weight > 0
+    x, w = points[real].numpy(), weight[real].numpy()
+    order = np.lexsort(x.T[::-1])
+    x, w = x[order], w[order]
+    found = min(k, len(np.unique(x, axis=0)))
+    seed = int(key % (2**31))
+    model = KMeans(found, n_init=starts, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        centres = model.fit(x, sample_weight=w).cluster_centers_
+    centres = centres[np.lexsort(centres.T[::-1])]
+    # Fewer different points than centres: some centres stand twice.
+    return torch.from_numpy(centres[np.arange(k) % found])
+
+
+def everywhere(ids: Ids, shares: Tensor) -> Evidence:
+    """The heaviest component of each client as its group."""
+    two = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1).sort(1, descending=True).values
+    fits = torch.ones(len(ids), dtype=torch.bool)
+    return Evidence(shares.argmax(1), two[:, 0] - two[:, 1], two[:, 0] * torch.nan, fits)
+
+
+# prediction
+
+
+def closeness(centres: Tensor, x: Tensor) -> Tensor:
+    """Minus the squared distance to each centre: [n, k]."""
+    return -mixtures.squared_distances(x.reshape(len(x), -1).double(), centres)
