@@ -21,6 +21,7 @@ ARROWS = {
     "running": {"core", "metrics", "algorithms", "models", "data", "engines"},
     "report": {"core", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
+    "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "fitted": {"core", "data", "engines", "report", "running"},
     "experiments": {"core", "metrics", "algorithms", "data", "models", "report", "running"},
     "bench": {"core", "algorithms", "clustering", "data", "engines", "models"},

@@ -1,0 +1,352 @@
+"""FedGEM as a scikit-learn estimator: a mixture of everybody's data, fitted without pooling."""
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from coterie.algorithms.fedgem import FedGEM, State
+from coterie.clustering import merging, mixtures
+from coterie.clustering.mixtures import Mixture
+from coterie.core.client import Client
+from coterie.core.errors import CoterieError
+from coterie.core.tree import row
+from coterie.data.federated import FederatedData, Rows
+from coterie.engines.simulation import Simulation
+
+Array = NDArray[Any]
+
+
+class Step(NamedTuple):
+    """One place on the merge path."""
+
+    n_components: int
+    criterion: float  # lower is better
+    cost: float  # Ward cost of the merge that led here
+    joined: tuple[int, int] | None  # components whose groups became one
+
+
+class Newcomer(NamedTuple):
+    """What a client that took no part holds."""
+
+    components: Array  # [held]  of the components found
+    weights: Array  # [held]
+    outside: float  # share of its samples far from all of them; 0.001 is expected
+    fits: bool  # False above 0.05: it has something nobody had
+
+
+class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
+    """Gaussian mixture of many clients' samples, with an unknown number of components.
+
+    Every client fits its own few components; only their centres, radii, counts and variances are
+    shared; what belongs together is merged and refined. See `coterie.algorithms.fedgem`.
+
+    Parameters
+    ----------
+    n_components
+        Components *of each client*: a number for all, a sequence or dict with a number per client
+        (dict: by client id), or "auto" / "bic": every client chooses its own.
+    n_clusters
+        Components in all, if known. None: found by `criterion`.
+    covariance, criterion, rounds, local_steps, eta, sigma, weights, seeds, consensus, exclusivity,
+    radius, factor, challenger, feedback, slack, refine, min_count, noise, clip, published
+        As in `FedGEM`. `min_count` counts only when there is more than one client.
+    random_state
+        Seed.
+
+    Attributes
+    ----------
+    n_components_ : number of components found
+    means_, covariances_, weights_ : [k, d]; [k], [k, d] or [k, d, d]; [k], shares of all samples
+    labels_ : component of each sample, by the weights of its own client
+    clients_ : ids of the clients; client_weights_ : [clients, k], zero for what a client lacks
+    path_ : list of `Step`, from single components upwards; gap_ : criterion of the runner-up minus
+        that of the number chosen; plausible_ : all numbers almost as good
+    radii_ : [c] ball of each client's component, half the distance at which a twin is merged
+    component_means_, component_counts_, component_clients_, component_groups_ : what clients sent
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> a, b, c = (rng.normal(size=(50, 2)) + 9 * i for i in range(3))
+    >>> mixture = FederatedGaussianMixture(n_components=2, random_state=0)
+    >>> mixture.fit([np.vstack([a, b]), np.vstack([b, c]), np.vstack([a, c])]).n_components_
+    3
+    """
+
+    def __init__(
+        self,
+        n_components: Any = "auto",
+        *,
+        n_clusters: int | None = None,
+        covariance: str = "tied",
+        criterion: str = "icl",
+        rounds: int = 10,
+        local_steps: int = 1,
+        eta: float = 0.5**0.5,
+        sigma: float = 1.0,
+        weights: str = "own",
+        seeds: str = "k-means++",
+        consensus: str = "mean",
+        exclusivity: float | None = None,
+        radius: str | float = "statistical",
+        factor: float | None = None,
+        challenger: float | None = 3.0,
+        feedback: int = 2,
+        slack: float = 1.0,
+        refine: int = 10,
+        min_count: float = 5.0,
+        noise: float | None = None,
+        clip: float | None = None,
+        published: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.n_clusters = n_clusters
+        self.covariance = covariance
+        self.criterion = criterion
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.eta = eta
+        self.sigma = sigma
+        self.weights = weights
+        self.seeds = seeds
+        self.consensus = consensus
+        self.exclusivity = exclusivity
+        self.radius = radius
+        self.factor = factor
+        self.challenger = challenger
+        self.feedback = feedback
+        self.slack = slack
+        self.refine = refine
+        self.min_count = min_count
+        self.noise = noise
+        self.clip = clip
+        self.published = published
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> "FederatedGaussianMixture":
+        """Fit the mixture.
+
+        Parameters
+        ----------
+        X
+            Samples of all clients [n, d] with `groups`, or a list with an array per client. An
+            array without `groups` is one client.
+        groups
+            Client of each sample.
+        """
+        X, owner = self._pooled(X, groups)
+        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        self.clients_, index = np.unique(owner, return_inverse=True)
+        order = np.argsort(index, kind="stable")
+        sizes = np.bincount(index)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        try:
+            method = self._method()
+            data = self._federation(X[order], sizes)
+            fed, state = _fit(method, data, seed)
+        except CoterieError as error:
+            raise ValueError(str(error)) from error
+        self._take(method, data, fed, state)
+        labels = np.empty(len(X), dtype=np.int64)
+        labels[order] = self.predict(X[order], groups=self.clients_[index[order]])
+        self.labels_ = labels
+        return self
+
+    def predict(self, X: Any, groups: Any = None) -> Array:
+        """Component of each sample; by its client's weights if `groups` says whose it is."""
+        labels: Array = self._joint(X, groups).argmax(1).numpy()
+        return labels
+
+    def predict_proba(self, X: Any, groups: Any = None) -> Array:
+        """Posterior probability of each component: [n, k]."""
+        shares: Array = self._joint(X, groups).softmax(1).numpy()
+        return shares
+
+    def score_samples(self, X: Any, groups: Any = None) -> Array:
+        """Log-density of each sample."""
+        values: Array = self._joint(X, groups).logsumexp(1).numpy()
+        return values
+
+    def score(self, X: Any, y: Any = None, groups: Any = None) -> float:
+        """Mean log-density."""
+        return float(self.score_samples(X, groups).mean())
+
+    def place(self, X: Any) -> Newcomer:
+        """What a client that took no part holds of the components found, and what else it has."""
+        check_is_fitted(self)
+        x = torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
+        centres, variance = torch.from_numpy(self.means_), torch.from_numpy(self.covariances_)
+        weights = self._fedgem._fitting_weights(x, centres, variance)
+        outside = float(self._fedgem._outside(x, centres, variance, weights).double().mean())
+        held = (weights > 0).nonzero().flatten()
+        return Newcomer(held.numpy(), weights[held].numpy(), outside, outside <= 0.05)
+
+    def at(self, n_clusters: int) -> Array:
+        """Group of each client's component if the path were cut at another number."""
+        check_is_fitted(self)
+        path = self._ward_path()
+        merges = len(self.component_counts_) - n_clusters
+        if not 0 <= merges <= len(path.joins):
+            low = len(self.component_counts_) - len(path.joins)
+            raise ValueError(
+                f"n_clusters must be between {low} and {len(self.component_counts_)}, where the "
+                f"merge path goes. Got {n_clusters}."
+            )
+        return merging.cut(path, len(self.component_counts_), merges)
+
+    # inside
+
+    def _pooled(self, X: Any, groups: Any) -> tuple[Any, Array]:
+        """One array and the client of each row."""
+        if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) == 2:
+            parts = [check_array(part, dtype=np.float64) for part in X]
+            if len({part.shape[1] for part in parts}) > 1:
+                raise ValueError(
+                    "All clients must have the same features. Got "
+                    f"{[part.shape[1] for part in parts]} columns."
+                )
+            if groups is not None and len(groups) != len(parts):
+                raise ValueError("With a list of arrays, groups must name each of them.")
+            names = np.arange(len(parts)) if groups is None else np.asarray(groups)
+            return np.concatenate(parts), np.repeat(names, [len(part) for part in parts])
+        n = len(X) if hasattr(X, "__len__") else X.shape[0]
+        owner = np.zeros(n, dtype=np.int64) if groups is None else np.asarray(groups)
+        if owner.shape != (n,):
+            raise ValueError(f"groups must have one entry per sample, {n}. Got {owner.shape}.")
+        return X, owner
+
+    def _method(self) -> FedGEM:
+        names = {field.name for field in fields(FedGEM)} & set(self.get_params())
+        options = {name: getattr(self, name) for name in names}
+        if not isinstance(self.n_components, str | int | np.integer):
+            options["n_components"] = "facts"
+        elif isinstance(self.n_components, np.integer):
+            options["n_components"] = int(self.n_components)
+        if self.n_clusters is not None:
+            options["criterion"] = "given"
+        if len(self.clients_) == 1:
+            options["min_count"] = 0.0
+        return FedGEM(**options)
+
+    def _federation(self, x: Array, sizes: Array) -> FederatedData:
+        names = tuple(str(client) for client in self.clients_)
+        if len(set(names)) < len(names):
+            names = tuple(f"client-{i}" for i in range(len(names)))
+        facts = {}
+        if not isinstance(self.n_components, str | int | np.integer):
+            given = self.n_components
+            counts = (
+                [given[client] for client in self.clients_]
+                if isinstance(given, dict)
+                else list(given)
+            )
+            if len(counts) != len(names):
+                raise ValueError(
+                    f"n_components must have a number for each of {len(names)} clients. Got "
+                    f"{len(counts)}."
+                )
+            facts = {"n_components": torch.tensor(counts)}
+        pool = torch.from_numpy(np.ascontiguousarray(x))
+        rows = {"train": Rows.blocks(sizes.tolist())}
+        y = torch.zeros(len(x))
+        return FederatedData(pool, y, rows, names, "reconstruction", 1, client_facts=facts)
+
+    def _take(self, method: FedGEM, data: FederatedData, fed: Simulation, state: State) -> None:
+        self._fedgem = method
+        groups = state.groups
+        self.n_components_ = len(groups.n)
+        self.means_ = groups.centres.numpy()
+        self.covariances_ = groups.variance.numpy()
+        self.weights_ = (groups.n / groups.n.sum()).numpy()
+        given = method.deploy(state, fed.everyone())
+        own = []
+        for i in range(fed.n_clients):
+            train = row(data.gather("train", torch.tensor([i])), 0)
+            zero = torch.tensor(0)
+            me = Client(train, train, {}, fed.memory.get(i), zero, zero, zero)
+            own.append(method.personalise(me, given)["weights"])
+        self.client_weights_ = torch.stack(own).numpy()
+        real = state.sizes > mixtures.EMPTY
+        self.component_clients_ = self.clients_[real.nonzero()[:, 0].numpy()]
+        self.component_means_ = state.means[real].numpy()
+        self.component_counts_ = state.sizes[real].numpy()
+        self.component_groups_ = state.members[real].numpy()
+        self._component_variances = state.variances[real].numpy()
+        self._owner = real.nonzero()[:, 0].numpy()
+        curve = state.curve.numpy()
+        self.gap_ = float(state.gap)
+        self.plausible_ = merging.near_best(curve) if len(curve) else [self.n_components_]
+        self.path_ = []
+        if len(curve):
+            joins = [None, *self._ward_path().joins] if method.criterion != "random_effects" else []
+            joins += [None] * (len(curve) - len(joins))
+            self.path_ = [
+                Step(int(k), float(value), float(cost), pair)
+                for (k, value, cost), pair in zip(curve, joins, strict=False)
+            ]
+        within = self._component_variances
+        if within.ndim == 3:
+            within = np.diagonal(within, axis1=1, axis2=2)
+        within = within if within.ndim == 1 else within.mean(1)
+        self.radii_ = merging.effective_radii(
+            self.component_counts_,
+            float(np.average(within, weights=self.component_counts_)),
+            self.means_.shape[1],
+            entropy=method.criterion != "bic",
+        )
+
+    def _ward_path(self) -> merging.Path:
+        """The merge path again, from what clients sent."""
+        centres, _ = merging._whitened(
+            self.component_counts_, self.component_means_, self._component_variances
+        )
+        tolerance = self._fedgem.tolerance
+        most = int(np.bincount(self._owner).max()) if tolerance < 1 else 1
+        most = 1 if self._fedgem.criterion == "given" else most
+        return merging.ward_path(self.component_counts_, centres, self._owner, tolerance, most)
+
+    def _joint(self, X: Any, groups: Any) -> torch.Tensor:
+        check_is_fitted(self)
+        x = torch.from_numpy(
+            np.ascontiguousarray(validate_data(self, X, dtype=np.float64, reset=False))
+        )
+        density = mixtures.log_joint(
+            x,
+            Mixture(
+                torch.from_numpy(self.means_),
+                torch.ones(self.n_components_, dtype=torch.float64),
+                torch.from_numpy(self.covariances_),
+            ),
+        )
+        if groups is None:
+            return density + torch.from_numpy(self.weights_).log()
+        owner = np.asarray(groups)
+        owner = np.full(len(x), owner) if owner.ndim == 0 else owner
+        place = np.searchsorted(self.clients_, owner).clip(max=len(self.clients_) - 1)
+        if len(owner) != len(x) or not (self.clients_[place] == owner).all():
+            raise ValueError(
+                "groups must name the client of each sample, one of clients_. For a new client "
+                "leave it out, or see place."
+            )
+        return density + torch.from_numpy(self.client_weights_[place]).log()
+
+
+def _fit(method: FedGEM, data: FederatedData, seed: int) -> tuple[Simulation, State]:
+    fed = Simulation(data, seed)
+    fed.begin(-1)
+    state = method.init(fed)
+    fed.commit()
+    number = 0
+    while not method.done(state):
+        fed.begin(number)
+        state, _ = method.step(fed, state)
+        fed.commit()
+        number += 1
+    return fed, state

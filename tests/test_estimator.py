@@ -1,0 +1,112 @@
+"""The scikit-learn front door: scikit-learn's own checks, and what clients add to them."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from coterie import FederatedGaussianMixture
+
+
+@parametrize_with_checks([FederatedGaussianMixture(rounds=3, feedback=1, refine=3)])
+def test_scikit_learn_is_satisfied(estimator, check):
+    check(estimator)
+
+
+def clouds(seed=0, n=40):
+    """Three clouds; three clients that hold two each."""
+    rng = np.random.default_rng(seed)
+    pairs = [(0, 1), (1, 2), (0, 2)]
+    labels = [np.repeat(pair, n) for pair in pairs]
+    return [rng.normal(size=(2 * n, 2)) + 10 * own[:, None] for own in labels], labels
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    xs, _ = clouds()
+    return FederatedGaussianMixture(n_components=2, random_state=0).fit(xs)
+
+
+def test_groups_and_a_list_are_the_same(fitted):
+    xs, _ = clouds()
+    order = np.random.default_rng(1).permutation(240)
+    owner = np.repeat([0, 1, 2], 80)
+    other = FederatedGaussianMixture(n_components=2, random_state=0)
+    other.fit(np.concatenate(xs), groups=owner)
+    assert np.allclose(other.means_, fitted.means_)
+    assert (other.labels_ == fitted.labels_).all()
+    shuffled = clone(other).fit(np.concatenate(xs)[order], groups=owner[order])
+    assert adjusted_rand_score(shuffled.labels_, fitted.labels_[order]) == 1
+
+
+def test_everything_found_is_there(fitted):
+    _, labels = clouds()
+    assert fitted.n_components_ == 3
+    assert adjusted_rand_score(np.concatenate(labels), fitted.labels_) == 1
+    assert fitted.means_.shape == (3, 2)
+    assert fitted.weights_ == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert ((fitted.client_weights_ > 0).sum(1) == 2).all()
+    assert len(fitted.radii_) == len(fitted.component_counts_) == 6
+    assert [step.n_components for step in fitted.path_] == [
+        6,
+        5,
+        4,
+        3,
+    ]  # a third client forbids more
+    best = min(fitted.path_, key=lambda step: step.criterion)
+    assert best.n_components == 3
+    assert fitted.plausible_ == [3]
+    assert len(set(fitted.at(4).tolist())) == 4
+    with pytest.raises(ValueError, match="between 3 and 6"):
+        fitted.at(2)
+
+
+def test_a_client_is_judged_by_its_own_weights(fitted):
+    between = np.array([[20.0, 20.0]])  # the third cloud, which client 0 does not hold
+    assert fitted.predict_proba(between)[0].argmax() == 2
+    assert fitted.predict_proba(between, groups=0)[0, 2] == 0
+    shares = fitted.predict_proba(between, groups=[1])
+    assert shares.sum() == pytest.approx(1)
+    with pytest.raises(ValueError, match="one of clients_"):
+        fitted.predict(between, groups=[7])
+
+
+def test_densities_integrate_to_one(fitted):
+    grid = np.stack(np.meshgrid(*[np.linspace(-10, 30, 400)] * 2), -1).reshape(-1, 2)
+    assert np.exp(fitted.score_samples(grid)).sum() * (40 / 399) ** 2 == pytest.approx(1, abs=0.01)
+
+
+def test_newcomers(fitted):
+    rng = np.random.default_rng(5)
+    known = fitted.place(rng.normal(size=(60, 2)))
+    assert known.components.tolist() == [0]
+    assert known.fits
+    strange = fitted.place(np.concatenate([rng.normal(size=(60, 2)), np.full((20, 2), 60.0)]))
+    assert strange.outside == pytest.approx(0.25)
+    assert not strange.fits
+
+
+@pytest.mark.parametrize("counts", [[2, 2, 2], {0: 2, 1: 2, 2: 2}, "auto", "bic"])
+def test_local_counts_in_every_form(counts):
+    xs, labels = clouds()
+    model = FederatedGaussianMixture(n_components=counts, random_state=0).fit(xs)
+    assert adjusted_rand_score(np.concatenate(labels), model.labels_) > 0.99
+
+
+def test_a_known_number_is_kept():
+    xs, _ = clouds()
+    model = FederatedGaussianMixture(n_components=2, n_clusters=4, random_state=0).fit(xs)
+    assert model.n_components_ == 4
+
+
+def test_mistakes_are_explained():
+    xs, _ = clouds()
+    with pytest.raises(ValueError, match="same features"):
+        FederatedGaussianMixture().fit([xs[0], xs[1][:, :1]])
+    with pytest.raises(ValueError, match="one entry per sample"):
+        FederatedGaussianMixture().fit(xs[0], groups=[1, 2])
+    with pytest.raises(ValueError, match="each of 3 clients"):
+        FederatedGaussianMixture(n_components=[2, 2]).fit(xs)
+    with pytest.raises(ValueError, match="criterion"):
+        FederatedGaussianMixture(criterion="aic").fit(xs)
