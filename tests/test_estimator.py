@@ -6,7 +6,7 @@ from sklearn.base import clone
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from coterie import FederatedGaussianMixture
+from coterie.estimator import FederatedGaussianMixture
 
 
 @parametrize_with_checks([FederatedGaussianMixture(rounds=3, feedback=1, refine=3)])

@@ -28,7 +28,6 @@ _PLACES = {
     "coterie.running.loop": ["run"],
     "coterie.running.build": ["Settings"],
     "coterie.checks": ["check_algorithm"],
-    "coterie.estimator": ["FederatedGaussianMixture"],
     "coterie.fitted": ["Fitted", "fit", "load"],
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
