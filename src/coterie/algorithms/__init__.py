@@ -6,6 +6,7 @@ from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
@@ -16,6 +17,7 @@ __all__ = [
     "FedAvg",
     "FedGEM",
     "FedGMI",
+    "FedSoft",
     "FederatedCMeans",
     "FederatedKMeans",
     "KFed",
