@@ -195,7 +195,7 @@ def test_exact_shares_have_no_error_whatever_their_order():
 
 def test_one_client_has_no_rank_correlation():
     error = mixture_error(torch.tensor([[0.25, 0.75]]), torch.tensor([[1.0, 0.0]]))
-    assert error == {"mae": 0.25, "maximum": 0.25, "spearman": [None, None]}
+    assert error == {"mae": 0.25, "maximum": 0.25, "spearman": [None, None], "slope": None}
 
 
 def test_shares_of_different_shape_are_refused():
@@ -249,3 +249,11 @@ def test_accuracy_can_be_stacked():
     outputs, y = torch.eye(2).expand(3, 2, 2), torch.tensor([[0, 1], [0, 0], [1, 0]])
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     assert torch.func.vmap(accuracy)(outputs, y, mask).tolist() == [1.0, 0.5, 0.0]
+
+
+def test_slope_shows_shares_drawn_to_the_middle():
+    true = torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
+    # half of the way to the middle, and components swapped
+    estimated = (0.5 + 0.5 * (true - 0.5)).flip(1)
+    assert mixture_error(estimated, true)["slope"] == pytest.approx(0.5)
+    assert mixture_error(true[:1], true[:1])["slope"] is None

@@ -20,8 +20,10 @@ __all__ = [
     "Spread",
     "accuracy",
     "adjusted_rand",
+    "expert_scores",
     "first_round",
     "identity_accuracy",
+    "match_components",
     "mixture_error",
     "normalized_mutual_info",
     "parameter_distance",
@@ -198,6 +200,8 @@ class MixtureError(TypedDict):
     """Largest absolute error."""
     spearman: list[float | None]
     """Rank correlation over clients, per true component; None where one side is constant."""
+    slope: float | None
+    """Regression of the estimate on the truth: below one, shares are drawn to the middle."""
 
 
 def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
@@ -229,15 +233,60 @@ def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
             "mixture_error: estimated and true must be matrices of the same shape. "
             f"Got shapes {tuple(estimated.shape)} and {tuple(true.shape)}."
         )
-    cost = (true[:, :, None] - estimated[:, None, :]).abs().mean(dim=0)  # [k true, k estimated]
-    _, order = _best_pairs(cost)
-    estimated = estimated[:, order]
+    estimated = estimated[:, match_components(estimated, true)]
     error = (estimated - true).abs()
+    truth = true - true.mean(0)
+    varies = truth.square().sum()
     return {
         "mae": error.mean().item(),
         "maximum": error.max().item(),
         "spearman": [_spearman(a, b) for a, b in zip(estimated.T, true.T, strict=True)],
+        "slope": float((truth * estimated).sum() / varies) if float(varies) > 0 else None,
     }
+
+
+def match_components(estimated: Tensor, true: Tensor) -> Tensor:
+    """Which estimated component stands for each true one, by shares: [k].
+
+    Examples
+    --------
+    >>> match_components(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[1.0, 0], [0, 1]]))
+    tensor([1, 0])
+    """
+    estimated, true = _numbers(estimated), _numbers(true)
+    cost = (true[:, :, None] - estimated[:, None, :]).abs().mean(dim=0)  # [k true, k estimated]
+    return _best_pairs(cost)[1]
+
+
+class Experts(TypedDict):
+    """How well each component's own expert does, and how much better than the others."""
+
+    matched: list[float]
+    """Score of a true component's own expert on it."""
+    gap: list[float]
+    """By how much that exceeds the best of the other experts; empty with one component."""
+
+
+def expert_scores(matrix: Tensor, order: Tensor) -> Experts:
+    """Own scores and gaps from the scores of every expert on every true component.
+
+    Parameters
+    ----------
+    matrix
+        Score of expert j on the test set of true component c. [k, k]
+    order
+        The expert of each true component, by `match_components`: never by the scores themselves.
+
+    Examples
+    --------
+    >>> expert_scores(torch.tensor([[0.25, 0.75], [1.0, 0.5]]), torch.tensor([1, 0]))
+    {'matched': [1.0, 0.75], 'gap': [0.75, 0.25]}
+    """
+    matrix = _numbers(matrix)[order]  # rows in the order of the true components
+    k = len(matrix)
+    own = matrix.diagonal()
+    others = matrix.masked_fill(torch.eye(k, dtype=torch.bool), -torch.inf).max(0).values
+    return {"matched": own.tolist(), "gap": (own - others).tolist() if k > 1 else []}
 
 
 class Spread(TypedDict):

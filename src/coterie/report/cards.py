@@ -18,10 +18,55 @@ def shown(folder: RunFolder) -> str:
     cards = json.loads(files["groups.json"])["groups"]
     rows = json.loads(files["clients.json"])["clients"]
     parts = [f"{folder.path}: {found(summary, cards, rows)}", _facts(summary)]
+    if "mixture" in summary:
+        parts.append(mixture_card(summary["mixture"]))
     parts += [group_card(card) for card in cards]
+    rows = [_with_shares(row) for row in rows]
     columns = list(rows[0])
     parts.append(str(Table(columns, [list(row.values()) for row in rows], FORMATS | GAINS)))
     return "\n\n".join(parts)
+
+
+def mixture_card(mixture: dict[str, Any]) -> str:
+    """Components inside clients: why so many, which estimate, how far from the truth if known."""
+    lines = []
+    if "eigenvalues" in mixture:
+        k = mixture["n_components"]
+        found = ", ".join(f"{value:.3g}" for value in mixture["eigenvalues"][: k + 1])
+        chance = mixture["thresholds"][0] if mixture["thresholds"] else 0.0
+        lines.append(
+            f"Components: {k}. Clients differ in directions of strength {found} (by chance alone "
+            f"up to {chance:.3g})."
+        )
+    elif "n_components" in mixture:
+        lines.append(f"Components: {mixture['n_components']}.")
+    apart = mixture.get("tail_against_anchor")
+    if apart is not None:
+        sure = "they agree" if apart <= 0.05 else "shares are bracketed, not known: quote both"
+        lines.append(
+            f"  shares by score tails and by the purest clients differ by {apart:.3f}: {sure}"
+        )
+    if mixture.get("mae") is not None:
+        slope = "" if mixture.get("slope") is None else f", slope {mixture['slope']:.2f}"
+        lines.append(f"  mean error of shares against the truth {mixture['mae']:.3f}{slope}")
+    if mixture.get("matched"):
+        own = ", ".join(f"{value:.1%}" for value in mixture["matched"])
+        lines.append(f"  experts on their own components: {own} right")
+    return "\n".join(lines)
+
+
+def _with_shares(row: dict[str, Any]) -> dict[str, Any]:
+    """A client's row with each share and its standard error in one column."""
+    out = {name: value for name, value in row.items() if not _is_error(name, row)}
+    for name, value in out.items():
+        error = row.get(name.replace("share", "error")) if name.startswith("share ") else None
+        if name.startswith("share ") and value is not None:
+            out[name] = f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
+    return out
+
+
+def _is_error(name: str, row: dict[str, Any]) -> bool:
+    return name.startswith("error ") and name.replace("error", "share") in row
 
 
 def _facts(summary: dict[str, Any]) -> str:

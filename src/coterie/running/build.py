@@ -132,8 +132,12 @@ def build_algorithm(description: Description, source: Any, **given: Any) -> Algo
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
     cls, parts = _method(tables)
     options = {key: value for key, value in tables["algorithm"].items() if key != "name"}
+    optional = {field.name for field in fields(cls) if field.default is not MISSING}
     for name, kind in parts.items():
-        table = tables.get(name, {})
+        left_out = name in optional and name not in tables and name not in given
+        if left_out and (kind is LocalSGD or source.task == "reconstruction"):
+            continue  # the method's own default
+        table = tables.get(name, {"name": name} if name in models.MODELS else {})
         if kind is LocalSGD:
             options[name] = construct(LocalSGD, {k: _function(v) for k, v in table.items()})
         else:
@@ -145,7 +149,8 @@ def _method(tables: dict[str, Any]) -> tuple[type[Algorithm], dict[str, type]]:
     """The method's class, and its fields that have a table of their own."""
     cls = find(_name(_table(tables, "algorithm"), "algorithm"))
     hints = get_type_hints(cls)
-    return cls, {name: hint for name, hint in hints.items() if hint in (Model, LocalSGD)}
+    kinds = {Model: Model, Model | None: Model, LocalSGD: LocalSGD}
+    return cls, {name: kinds[hint] for name, hint in hints.items() if hint in kinds}
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
             raise ConfigError("The model given has other weights than the one the run began with.")
         return given
     options = dict(table)
-    loss = _function(options.pop("loss", LOSS_OF[source.task]))
+    loss = _function(options.pop("loss", None))
     head = options.pop("head", None)
     head = tuple(head) if isinstance(head, list) else head
     dtype = getattr(torch, str(options.pop("dtype", "float32")), None)
@@ -198,6 +203,8 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
         make: Any = lambda: module(**arguments)  # noqa: E731 - drawn anew for every key
     else:
         make = models.make(options.pop("name", "mlp"), source, **options)
+    # A density model brings its own loss; all others take that of the task.
+    loss = loss or getattr(make, "loss", LOSS_OF[source.task])
     return Model(make, loss, head, dtype, made_from=table)
 
 
@@ -269,10 +276,8 @@ def describe(algorithm: Algorithm, source: FederatedData, settings: Settings) ->
     for field in fields(algorithm):
         value = getattr(algorithm, field.name)
         if isinstance(value, Model):
-            tables[field.name] = value.made_from or {
-                "given": value.title,
-                "fingerprint": fingerprint(value),
-            }
+            unnamed = {"given": value.title, "fingerprint": fingerprint(value)}
+            tables[field.name] = unnamed if value.made_from is None else value.made_from
         elif isinstance(value, LocalSGD):
             tables[field.name] = _changed(value)
         elif field.default is MISSING or value != field.default:

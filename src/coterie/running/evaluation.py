@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from coterie import metrics
 from coterie.core.algorithm import Algorithm
@@ -191,6 +192,59 @@ class Oracle:
         for model in found.unique().tolist():
             out[model] = per_client[int((found == model).nonzero()[0])]
         return out
+
+    def mixture(self) -> dict[str, Any] | None:
+        """Shares and experts of components against the truth; groups count as pure shares."""
+        ids = self.fed.everyone()
+        found = self.algorithm.mixture(self.state, ids)
+        true = self.data.extra.get("shares")
+        out: dict[str, Any] = {} if found is None else dict(found.evidence)
+        if true is None:
+            return out or None
+        true = torch.as_tensor(true)[: len(ids)]
+        if found is not None:
+            shares, others = found.shares, found.others
+        else:
+            group = getattr(self.state, "assignment", None)
+            if group is None or int(group.max()) >= true.shape[1]:
+                return out or None
+            shares = functional.one_hot(group.clamp(min=0), true.shape[1]).double()
+            others = {"group": shares}
+        if shares.shape != true.shape or bool(shares.isnan().any()):
+            return out or None
+        out |= metrics.mixture_error(shares, true)
+        for name, values in others.items():
+            if not bool(values.isnan().any()):
+                error = metrics.mixture_error(values, true)
+                out[f"by_{name}"] = {"mae": error["mae"], "slope": error["slope"]}
+        matrix = self.expert_matrix()
+        if matrix is not None and matrix.shape[0] == matrix.shape[1]:
+            out["experts"] = matrix.tolist()
+            out |= metrics.expert_scores(matrix, metrics.match_components(shares, true))
+        return out
+
+    def expert_matrix(self) -> Tensor | None:
+        """Accuracy of every component's expert on the test rows of each true component: [k, k]."""
+        component = self.data.extra.get("component")
+        bank = getattr(self.state, "experts", None)
+        if bank is None:
+            given = self.algorithm.deploy(self.state, self.fed.everyone())
+            rest = given.get("models") if isinstance(given, dict) else None
+            bank = given.bank if isinstance(given, Rows) else rest
+        model = getattr(self.algorithm, "model", None)
+        if component is None or not bank or model is None or self.data.task != "classification":
+            return None
+        ids = self.fed.everyone()
+        batch = self.data.gather("test", ids)
+        real = batch.mask.flatten()
+        x, y = _rows(batch.x, real), batch.y.flatten()[real]
+        true = torch.as_tensor(component)[self.data.rows["test"].of_clients(ids).index]
+        k = len(next(iter(bank.values())))
+        with torch.no_grad():
+            answers = [model.apply(row(bank, j), x).argmax(1) for j in range(k)]
+        right = torch.stack([answer == y for answer in answers]).double()  # [k, n]
+        columns = [right[:, true == c].mean(1) for c in range(int(true.max()) + 1)]
+        return torch.stack(columns, 1)
 
     def parameter_distance(self, nearest: bool = False) -> float | None:
         """Mean distance of linear models to their true vectors, matched one to one."""

@@ -110,6 +110,10 @@ def _summary(
         if data.truth is not None:
             summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
             summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
+    if (mixture := oracle.mixture()) is not None:
+        summary["mixture"] = no_nan(mixture)
+        if len(own := some(train.accuracy)):
+            summary["train_accuracy"] = float(own.mean())
     distance = oracle.parameter_distance()
     if distance is not None:
         summary["parameter_distance"] = distance
@@ -217,6 +221,19 @@ def clients(result: Result) -> list[dict[str, Any]]:
         scale = data.encoder.target_scale if data.encoder is not None else ()
         column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
     used = evidence.group.unique()  # groups are numbered without the models nobody uses
+    mixture = result.algorithm.mixture(result.state, scores.ids)
+
+    def shares(i: int) -> dict[str, Any]:
+        """Shares of components with their standard errors, for methods that estimate them."""
+        if mixture is None:
+            return {}
+        pairs = zip(mixture.shares[i].tolist(), mixture.errors[i].tolist(), strict=True)
+        return {
+            name: round(value, 6) if value == value else value
+            for j, (share, error) in enumerate(pairs)
+            for name, value in ((f"share {j}", share), (f"error {j}", error))
+        }
+
     return [
         {
             "client": result.fed.names[client],
@@ -224,6 +241,7 @@ def clients(result: Result) -> list[dict[str, Any]]:
             "margin": float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
             column: float(score[i]),
+            **shares(i),
         }
         for i, client in enumerate(scores.ids.tolist())
     ]
