@@ -94,7 +94,7 @@ def description(study: Study, seed: int, plan: Plan) -> dict[str, Any]:
         settings["rounds"] = min(plan.rounds, settings["rounds"])
     settings.setdefault("evaluate_every", 10 if settings["rounds"] >= 20 else 1)
     settings.setdefault("save_every", 10)
-    if plan.data_dir is not None and "source" in tables["data"]:
+    if plan.data_dir is not None and study.source is not None:
         tables["data"]["data_dir"] = plan.data_dir
     return tables
 

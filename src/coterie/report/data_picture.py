@@ -26,7 +26,7 @@ def data_picture(data: Any, out: str | Path) -> Path:
     n = len(data)
     order = torch.arange(n) if data.truth is None else data.truth.argsort(stable=True)
     shown = order[torch.linspace(0, n - 1, min(n, MOST)).long()]
-    train, test = data.sizes("train")[shown], data.sizes("test")[shown]
+    train, test = (data.sizes(split)[shown].tolist() for split in ("train", "test"))
     labelled = data.task == "classification"
     with rc_context(STYLE):
         height = max(3.2, 1.6 + 0.14 * len(shown))
@@ -63,7 +63,9 @@ def _labels(page: Any, axes: Any, data: Any, shown: Any) -> None:
     y = data.y[rows.index].long()
     counts.index_put_((rows.owner, y), torch.ones(len(y)), accumulate=True)
     shares = counts / counts.sum(1, keepdim=True)
-    image = axes.imshow(shares, aspect="auto", cmap="viridis", vmin=0, interpolation="nearest")
+    image = axes.imshow(
+        shares.tolist(), aspect="auto", cmap="viridis", vmin=0, interpolation="nearest"
+    )
     axes.grid(False)
     axes.set_title("shares of labels, training samples", fontsize=11, loc="left")
     names = data.classes or [str(c) for c in range(data.n_outputs)]
