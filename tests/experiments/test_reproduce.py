@@ -157,3 +157,15 @@ def test_a_cut_down_table_2_finds_the_groups(tmp_path):
 def test_quick_cells_build(name):
     for study in RECIPES[name].chosen(None, ["fedavg"], "quick"):
         assert build(module.description(study, 1, Plan(scale="quick"))).settings.rounds > 0
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_give_the_same_figures(tmp_path):
+    recipe = RECIPES["clove-fig3a"]
+    alone, together = (Plan(tmp_path / name, scale="quick") for name in ("a", "b"))
+    reproduce(recipe, alone, cells="linear/1/,linear/0.1/", quiet=True)
+    reproduce(recipe, together, cells="linear/1/,linear/0.1/", jobs=2, quiet=True)
+    for name in ("clove/linear/1/clove", "clove/linear/0.1/clove"):
+        one, other = (stored(plan, name, 1) for plan in (alone, together))
+        assert one["by_round"] == other["by_round"]
+        assert one["loss"] == other["loss"]

@@ -5,9 +5,9 @@ is cut into equal chunks, one per client, of which at most `n` rows are kept (fo
 Within a group no row is used twice. `partition_seed` decides which rows a group owns, `seed` how
 they are dealt to clients: the studies draw the first once and repeat the second.
 
-References: CLoVE (label_skew, feature_skew, concept_shift and what follows them) and the code its
-authors released, which decides where the text is silent; Ghosh et al., NeurIPS 2020,
-arXiv:2006.04088 (`rotated_clients`, `ifca_writers`); FedGMI (`component_mixture`).
+References: Bhatia et al.: CLoVE, 2025, arXiv:2506.22427 (what is named `published_...`), and the
+code its authors released, which decides where the text is silent; Ghosh et al., NeurIPS 2020,
+arXiv:2006.04088 (`rotated_clients`); FedGMI (`component_mixture`).
 """
 
 import itertools
