@@ -7,7 +7,7 @@ from coterie.core.model import Model
 from coterie.core.random import fold, normal, permutation, seed_key, uniform
 from coterie.core.training import LocalSGD, descend, join, part
 from coterie.core.tree import leaves
-from coterie.engines.kernels import _schedules
+from coterie.engines.steps import _schedule
 from tiny import alone, batch, centre, mean_model, ragged, room
 
 KEY = seed_key(0)
@@ -180,7 +180,7 @@ def test_stacked_clients_take_the_same_batches(options):
     masks = torch.arange(8) < torch.tensor(sizes)[:, None]
     keys = fold(KEY, torch.arange(5))
     totals = torch.tensor([local.total_steps(n) for n in sizes])
-    rows, real = _schedules(local, masks, keys, totals)
+    rows, real = _schedule(local, masks, keys, totals)
     for i in range(5):
         own_rows, own_real, own_keys = local.schedule(masks[i, : max(sizes[i], 1)], keys[i])
         t = int(totals[i])

@@ -102,8 +102,8 @@ def test_twins_train_as_one_client_after_the_other_does(name):
         leaves(kernel.fit(fit, tree)), leaves(Loop().fit(fit, tree)), strict=True
     ):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
-    (trust,) = kernel._trusted.values()
-    assert trust.stepping is not None  # so it was twins that did it
+    (choice,) = kernel.choices.values()
+    assert choice.path == "twins"
 
 
 @pytest.mark.parametrize("name", LOCALS)
@@ -115,18 +115,19 @@ def test_convolutions_have_twins(name):
     kernel = Stacked()
     mine, reference = kernel.fit(fit, tree), Loop().fit(fit, tree)
     torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
-    assert all(trust.stepping is not None for trust in kernel._trusted.values())
+    assert [choice.path for choice in kernel.choices.values()] == ["twins"]
 
 
-def test_linear_layers_step_in_backward_and_others_do_not():
+def test_linear_layers_and_convolutions_step_in_backward_and_others_do_not():
     model = Model(Mixed, dtype=torch.float64)
     fit = Fit(LOCALS["sgd"], model.losses, None, None)
     kernel = Stacked()
     kernel.fit(fit, stacked(model, torch.zeros(len(SIZES), 12, 6, dtype=torch.int64)))
-    (trust,) = kernel._trusted.values()
+    (choice,) = kernel.choices.values()
     trained = [name for name, _ in Mixed().named_parameters()]
-    stepped = [name for name, own in zip(trained, trust.stepping, strict=True) if own]
-    assert stepped == ["inner.weight", "inner.bias", "output.weight", "output.bias"]
+    stepped = [name for name, own in zip(trained, choice.stepping, strict=True) if own]
+    layers = ["conv", "inner", "output"]
+    assert stepped == [f"{layer}.{leaf}" for layer in layers for leaf in ("weight", "bias")]
 
 
 def test_weights_used_twice_wait_for_both_gradients():
@@ -139,8 +140,8 @@ def test_weights_used_twice_wait_for_both_gradients():
         leaves(kernel.fit(fit, tree)), leaves(Loop().fit(fit, tree)), strict=True
     ):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
-    (trust,) = kernel._trusted.values()
-    assert trust.stepping == [False, False, True, True]
+    (choice,) = kernel.choices.values()
+    assert choice.stepping == (False, False, True, True)
 
 
 def test_a_layer_with_weights_of_its_own_has_no_twin_and_is_mapped():
@@ -153,7 +154,7 @@ def test_a_layer_with_weights_of_its_own_has_no_twin_and_is_mapped():
     kernel = Stacked()
     mine, reference = kernel.fit(fit, tree), Loop().fit(fit, tree)
     torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
-    assert [trust.stepping for trust in kernel._trusted.values()] == [None]
+    assert [choice.path for choice in kernel.choices.values()] == ["vmap"]
 
 
 def test_a_loss_that_reads_a_clients_own_tensor_by_label_is_not_trusted():
@@ -170,7 +171,7 @@ def test_a_loss_that_reads_a_clients_own_tensor_by_label_is_not_trusted():
     tree = (params, batch, keys, round, (prototypes,))
     kernel = Stacked()
     torch.testing.assert_close(kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9)
-    assert [trust.stepping for trust in kernel._trusted.values()] == [None]
+    assert [choice.path for choice in kernel.choices.values()] == ["vmap"]
 
 
 def test_weights_that_are_given_are_not_stepped():
@@ -192,8 +193,8 @@ def test_weights_that_are_given_are_not_stepped():
     before = {name: leaf.clone() for name, leaf in body.items()}
     kernel = Stacked()
     torch.testing.assert_close(kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9)
-    (trust,) = kernel._trusted.values()
-    assert trust.stepping == [True, True]
+    (choice,) = kernel.choices.values()
+    assert choice.stepping == (True, True)
     assert all(torch.equal(body[name], before[name]) for name in body)
 
 

@@ -77,7 +77,7 @@ class Sums:
             weight = weight.reshape(m, -1).expand(m, self.rows)
         finite = torch.isfinite(weight.reshape(m, -1).sum(1))
         for leaf in values:
-            if leaf.is_floating_point():
+            if leaf.is_floating_point() and not torch.isfinite(leaf.sum()):
                 finite = finite & torch.isfinite(leaf.reshape(m, -1).sum(1, dtype=torch.float64))
         if not bool(finite.all()):
             self.broken += int((~finite).sum())
@@ -98,8 +98,7 @@ class Sums:
             elif mean.slots:
                 total += torch.einsum("mk,mk...->k...", weight, leaf.double())
             else:
-                scaled = leaf.double() * weight.reshape(-1, *(1,) * (leaf.ndim - 1))
-                total.index_add_(0, group, scaled)
+                _fold(total, leaf, group, weight)
 
     def _groups(self, reply: dict[str, Tree], position: Tensor, finite: Tensor) -> Tensor:
         by = self.mean.by
@@ -144,3 +143,23 @@ def as_means(reduce: Mean | Sequence[Mean] | None) -> tuple[Mean, ...]:
     if reduce is None:
         return ()
     return (reduce,) if isinstance(reduce, Mean) else tuple(reduce)
+
+
+def _fold(total: Tensor, leaf: Tensor, group: Tensor, weight: Tensor) -> None:
+    """Add weighted rows to the sums of their groups, in pieces that stay in the cache."""
+    if leaf[0].numel() >= LARGE:
+        pairs = zip(leaf.unbind(), group.tolist(), weight.tolist(), strict=True)
+        for one, row, share in pairs:
+            total[row].add_(one, alpha=share)
+        return
+    size = max(1, PIECE // max(leaf[0].numel(), 1))
+    for rows, to, share in zip(
+        leaf.split(size), group.split(size), weight.split(size), strict=True
+    ):
+        total.index_add_(0, to, rows * share.reshape(-1, *(1,) * (leaf.ndim - 1)))
+
+
+LARGE = 50_000
+"""Numbers from which on a client's leaf is added by itself."""
+PIECE = 500_000
+"""Numbers in a piece of several clients: 4 MB in double precision."""

@@ -155,9 +155,9 @@ class Model:
         mode = current_mode()
         training = mode.training
         module = self._training if training else self._evaluating
-        if mode.network is not None:
-            module = mode.network(self)
         values = {name: params[leaf] for leaf, name in self._names.items()}
+        if mode.network is not None:  # a kernel's own, of stacked weights
+            return mode.network(self)(values, _cast(x, self.dtype))
         if training:  # a foreign layer may write into its buffers; the caller's stay as they are
             values |= {self._names[b]: params[b].clone() for b in self._loose}
         return torch.func.functional_call(module, values, (_cast(x, self.dtype),))
@@ -209,6 +209,11 @@ class Model:
     def training_network(self) -> nn.Module:
         """The network that training runs, for kernels that make one of their own from it."""
         return self._training
+
+    @property
+    def evaluating_network(self) -> nn.Module:
+        """The network that evaluation runs, likewise."""
+        return self._evaluating
 
     def plain(self, params: Params) -> nn.Module:
         """The user's own module with these weights, in evaluation mode."""

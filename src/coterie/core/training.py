@@ -116,11 +116,14 @@ class LocalSGD:
         state = self.start(trained)
         rate = self.rate(round)
         plan = self.schedule(batch.mask, key)
+        whole = self.batch_size is not None or bool(batch.mask.all())
         for rows, real, step_key in zip(*plan, strict=True):
             picked = batch if self.batch_size is None else batch.rows(rows[real], real[real])
             leaves_ = [leaf.detach().requires_grad_() for leaf in trained]
             with torch.enable_grad():
-                value, fixed = self.objective(fit, params, leaves_, fixed, picked, step_key, given)
+                value, fixed = self.objective(
+                    fit, params, leaves_, fixed, picked, step_key, given, whole
+                )
                 gradients = self.slope(fit, value, leaves_)
             self.move(trained, gradients, state, rate)
         return join(params, trained, fixed)
@@ -142,11 +145,13 @@ class LocalSGD:
         batch: Batch,
         key: Tensor,
         given: tuple[Tree, ...],
+        whole_batch: bool = False,
     ) -> tuple[Any, Leaves]:
         """The objective of one step (or the method's direction), and the buffers after it."""
         if self.augment is not None:
             batch = batch._replace(x=self.augment(batch.x, fold(key, "augment")))
         with training(batch.mask, key) as mode:
+            mode.whole = whole_batch
             whole = join(params, trained, fixed)
             value: Any
             if fit.direction is not None:

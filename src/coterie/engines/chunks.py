@@ -10,8 +10,8 @@ from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, n_bytes, tree_map
 
-MODELS = 16 * 2**20
-"""Bytes of parameters in a stack: half of a 32 MB cache; a factor of two changes little."""
+MODELS = 8 * 2**20
+"""Bytes of parameters in a stack: a quarter of a 32 MB cache."""
 DATA = 64 * 2**20
 """Bytes of data in a stack."""
 

@@ -1,9 +1,9 @@
 """Simulated clients: stacked, one by one, or one by one through bytes."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from coterie.core.random import fold
 from coterie.core.tree import Ids, Tree, row, stack, take, tree_map
 from coterie.engines.chunks import Gatherer, chunk_size, chunks
 from coterie.engines.faults import Faults
-from coterie.engines.kernels import Stacked
+from coterie.engines.kernels import Path, Stacked
 from coterie.engines.store import Memory
 
 RULES = (
@@ -47,6 +47,11 @@ class Simulation(Federation):
         Round in which each client joins (from 0, not falling); None: all are there.
     device
         Where client work runs.
+    kernel
+        How stacks are trained: "auto", or one way, where it is possible: "gram", "twins", "vmap",
+        "loop".
+    choices
+        What an earlier part of the run chose (`plan["kernels"]`).
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class Simulation(Federation):
         joins: Sequence[int] | None = None,
         restart: int = 0,
         device: str | torch.device = "cpu",
+        kernel: Path = "auto",
+        choices: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(source.names, seed, participation, restart)
         self.source, self.stack, self.wire = source, stack and not wire, wire
@@ -73,7 +80,11 @@ class Simulation(Federation):
                 f"rising order. Got {list(joins)}."
             )
         self.device = torch.device(device)
-        self.kernel: Kernel = Stacked() if self.stack else Loop()
+        if kernel not in get_args(Path):
+            raise ConfigError(
+                f"Simulation: kernel must be one of {', '.join(get_args(Path))}. Got '{kernel}'."
+            )
+        self.kernel: Kernel = Stacked(kernel, choices) if self.stack else Loop()
         self.memory = Memory()
         self._gather = Gatherer(source, self.device)
         self._sizes = source.sizes("train")
@@ -132,8 +143,11 @@ class Simulation(Federation):
     def _client(self, call: Call, ids: Ids, state: Tree) -> Client:
         """Clients on a leading axis; what they share is repeated without copying."""
         m = len(ids)
+        train = self._gather.batch(self.support, ids)
+        if isinstance(self.kernel, Stacked):
+            self.kernel.serves((self.support, tuple(ids.tolist())), train.x)
         return Client(
-            train=self._gather.batch(self.support, ids),
+            train=train,
             validation=self._gather.batch("validation", ids),
             facts=self._gather.facts(ids),
             state=state,
@@ -245,8 +259,8 @@ class Simulation(Federation):
         """What decides the last bits: frozen into a run, so that it resumes exactly."""
         return {
             "engine": "stacked" if self.stack else "wire" if self.wire else "loop",
-            "kernel": type(self.kernel).__name__.lower(),
             "chunk": self.chunk,
             "threads": torch.get_num_threads(),
             "device": str(self.device),
+            "kernels": self.kernel.described() if isinstance(self.kernel, Stacked) else {},
         }

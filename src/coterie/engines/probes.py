@@ -1,0 +1,124 @@
+"""The losses of a bank of models on the data of many clients."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.core.client import Batch
+from coterie.core.layers import current_mode, probing
+from coterie.core.model import Model
+from coterie.core.ops import Losses, stack_size
+from coterie.core.tree import Params, leaves, row, tree_map
+from coterie.engines.first import Watch, Wide
+from coterie.engines.twins import Network
+
+
+class Probes:
+    """Runs the rows of all clients of a stack as one batch, model by model.
+
+    A linear first layer that meets the inputs as they are does so for all models at once, and what
+    it gave is kept for the training that follows (`start`).
+    """
+
+    def __init__(self) -> None:
+        self._networks: dict[Model, Network] = {}
+        self._firsts: dict[Model, tuple[str, str | None] | None] = {}
+        self._wide: Wide | None = None
+
+    def forget(self) -> None:
+        """The next chunk has other data."""
+        self._wide = None
+
+    def start(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Outputs of a first layer on all rows, [s, n, h], where a probe has made them."""
+        return None if self._wide is None else self._wide.start(x, weight, bias)
+
+    def __call__(self, losses: Losses, bank: Params, batch: Batch) -> Tensor:
+        s, n, k = stack_size(batch), batch.mask.shape[1], len(leaves(bank)[0])
+        batch = tree_map(lambda leaf: leaf.expand(s, *leaf.shape[1:]), batch)
+        rows = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+        mean = torch.vmap(Batch.mean)
+        self._wide = wide = self._read_together(losses, bank, rows)
+        columns = []
+        for j in range(k):
+            model = row(bank, j)
+            if wide is None:
+                values = losses(model, rows)
+            else:
+                known = Known(rows.x, model[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]
+                with probing(self._network, known):
+                    values = losses(model, rows)
+            columns.append(mean(batch, values.reshape(s, n)))
+        return torch.stack(columns, 1)  # [s, k]
+
+    def _read_together(self, losses: Losses, bank: Params, rows: Batch) -> Wide | None:
+        model = getattr(losses, "__self__", None)
+        if not isinstance(model, Model) or not isinstance(rows.x, Tensor):
+            return None
+        if model not in self._firsts:
+            self._firsts[model] = self._find(model, row(bank, 0), rows)
+        names = self._firsts[model]
+        if names is None or rows.x.dtype != bank[names[0]].dtype:
+            return None
+        bias = None if names[1] is None else bank[names[1]]
+        return Wide(rows.x.flatten(1), bank[names[0]], bias)
+
+    def _find(self, model: Model, params: Params, rows: Batch) -> tuple[str, str | None] | None:
+        """Names of the weights that meet the inputs as they are, if that is one layer, once."""
+        if not any(type(layer) is nn.Linear for layer in model.evaluating_network.modules()):
+            return None
+        few = tree_map(lambda leaf: leaf[:2], rows)
+        watch = Watch(few.x)
+        with probing(self._network, watch):
+            model.losses(params, few)
+        names = [name for i in watch.seen for name, leaf in params.items() if id(leaf) == i]
+        weights = [name for name in names if params[name].ndim == 2]
+        if len(weights) != 1 or params[weights[0]].shape[1] != rows.x[0].numel():
+            return None
+        return weights[0], next((name for name in names if name != weights[0]), None)
+
+    def _network(self, model: Model) -> Network:
+        if model not in self._networks:
+            module = copy.deepcopy(model.evaluating_network)
+            for layer in list(module.modules()):
+                for name, child in list(layer._modules.items()):
+                    if type(child) is nn.Linear:
+                        setattr(layer, name, FirstLinear(child))
+            self._networks[model] = Network(module)
+        return self._networks[model]
+
+
+class Known(Watch):
+    """The output of one layer on all inputs, made before."""
+
+    def __init__(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        super().__init__(x)
+        self.weight, self.out = weight, out
+
+    def answers(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> bool:
+        return weight is self.weight and self.meets(x)
+
+    def value(self) -> Tensor:
+        """Output of the layer: [rows, h]."""
+        return self.out
+
+
+class FirstLinear(nn.Module):
+    """A linear layer that asks whether its output is known."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.register_parameter("weight", like.weight)
+        self.register_parameter("bias", like.bias)
+
+    def forward(self, x: Tensor) -> Any:
+        first = current_mode().first
+        if first is not None and first.answers(self.weight, self.bias, x):
+            return first.value().reshape(*x.shape[:-1], -1)
+        return functional.linear(x, self.weight, self.bias)

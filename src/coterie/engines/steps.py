@@ -1,0 +1,299 @@
+"""Steps of a stack of clients: the rows of each, and two ways to take them."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coterie.core.client import Batch
+from coterie.core.layers import training
+from coterie.core.model import Model
+from coterie.core.ops import Fit, stack_size
+from coterie.core.random import fold, permutation
+from coterie.core.training import LocalSGD, join, part
+from coterie.core.tree import Tree, row, tree_map
+from coterie.engines.first import Gram, Watch
+from coterie.engines.twins import Network
+
+Optimizer: TypeAlias = dict[str, list[Tensor]]
+
+
+class Now(NamedTuple):
+    """Where the clients of a stack are: every leaf has a row for each."""
+
+    trained: list[Tensor]
+    fixed: list[Tensor]
+    batch: Batch  # of this step
+    share: Tensor  # [c, b]  weight of each row in its client's mean
+    key: Tensor  # [c]
+    given: Tree
+    rows: Tensor | None  # [c * b]  rows of the step among all rows of the stack; None: all of them
+
+
+class Step(Protocol):
+    """One step of all clients of a stack: moves `trained` in place, gives the new buffers."""
+
+    blind: bool  # inputs are not looked at, so they need not be gathered
+
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]: ...
+
+    def finish(self) -> None: ...
+
+
+class Work:
+    """The data of a stack and the rows of every client's every step.
+
+    Labels, masks and weights of all steps are gathered at once; inputs, which are large, step by
+    step.
+    """
+
+    def __init__(self, local: LocalSGD, batch: Batch, key: Tensor, totals: Tensor) -> None:
+        self.batch, self.totals = batch, totals
+        steps = torch.arange(int(totals[0]), device=key.device)
+        self.keys = fold(key[:, None], "step", steps)  # [s, t]
+        self.rows, real = _schedule(local, batch.mask, key, totals)
+        share = torch.vmap(Batch.share)
+        if self.rows is None:
+            self.share = share(batch)  # [s, n]
+            return
+        s, n = batch.mask.shape
+        place = torch.arange(s, device=key.device)[:, None, None]
+        self.flat = self.rows + place * n  # [s, t, b]
+        picked = [leaf[place, self.rows] for leaf in (batch.y, batch.mask, batch.weight)]
+        picked[1] = picked[1] & real
+        self.small = picked
+        each = Batch(picked[1], *picked)  # the inputs do not matter for the share
+        self.share = torch.vmap(share)(each)  # [s, t, b]
+
+    @property
+    def passes(self) -> float:
+        """How often the first client goes over its data."""
+        n = max(int(self.batch.mask[0].sum()), 1)
+        return int(self.totals[0]) if self.rows is None else int(self.small[1][0].sum()) / n
+
+    def batch_at(self, t: int, active: int, inputs: bool = True) -> tuple[Batch, Tensor, Any]:
+        """Batch of a step, its shares and its rows; NaN in place of inputs nobody looks at."""
+        if self.rows is None:
+            batch = _head(self.batch, active)
+            x = batch.x if inputs else nowhere(batch.x, batch.mask.shape)
+            return batch._replace(x=x), self.share[:active], None
+        shape = self.flat[:active, t].shape
+        index = self.flat[:active, t].reshape(-1)
+        if inputs:
+            x = tree_map(
+                lambda leaf: leaf.flatten(0, 1).index_select(0, index).unflatten(0, shape),
+                self.batch.x,
+            )
+        else:
+            x = nowhere(self.batch.x, shape)
+        y, mask, weight = (leaf[:active, t] for leaf in self.small)
+        return Batch(x, y, mask, weight), self.share[:active, t], index
+
+
+def nowhere(x: Tensor, shape: Any) -> Tensor:
+    """NaN in the place of inputs: who looks at them after all is found out."""
+    return x.new_full((), torch.nan).expand(*shape, *x.shape[2:])
+
+
+def _head(tree: Tree, active: int) -> Tree:
+    # Optimiser counters are 0-d and common to all.
+    return tree_map(lambda leaf: leaf[:active] if leaf.ndim else leaf, tree)
+
+
+def _schedule(
+    local: LocalSGD, mask: Tensor, key: Tensor, totals: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Rows of every client's steps and which are real: [s, t, b]; None: all data is a batch."""
+    if local.batch_size is None:
+        return None, mask
+    size = local.batch_size
+    n = mask.sum(1)  # [s]
+    per_epoch = ((n + size - 1) // size).clamp(min=1)
+    t = torch.arange(int(totals[0]), device=mask.device)
+    epoch = t // per_epoch[:, None]  # [s, t]
+    place = (t % per_epoch[:, None])[..., None] * size + torch.arange(size, device=mask.device)
+    draw = torch.vmap(permutation)
+    last = (totals - 1).clamp(min=0).to(mask.device)
+    epochs = range(int(epoch[torch.arange(len(n)), last].max()) + 1)
+    orders = torch.stack([draw(fold(key, "epoch", e), mask) for e in epochs], 1)  # [s, e, n]
+    epoch = epoch.clamp(max=len(epochs) - 1)
+    client = torch.arange(len(n), device=mask.device)[:, None, None]
+    rows = orders[client, epoch[..., None], place.clamp(max=mask.shape[1] - 1)]
+    return rows, place < n[:, None, None]
+
+
+def walk(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Work, Now, float], Step]) -> Tree:
+    """The whole training of a stack; who has finished leaves it."""
+    local = fit.local
+    params, batch, key, round, given = stacked
+    s = stack_size(stacked)
+    params, batch, key, given = tree_map(
+        lambda leaf: leaf.expand(s, *leaf.shape[1:]), (params, batch, key, given)
+    )
+    totals = torch.tensor([local.total_steps(n) for n in batch.mask.sum(1).tolist()])
+    if not int(totals.max()):
+        return params
+    order = None
+    if bool((totals != totals[0]).any()):  # most work first, so that who is done leaves at the end
+        order = totals.argsort(descending=True, stable=True)
+        totals = totals[order]
+        params, batch, key, given = tree_map(
+            lambda leaf: leaf.index_select(0, order), (params, batch, key, given)
+        )
+    work = Work(local, batch, key, totals)
+    # Moved in place from here on; buffers are replaced, and copied back when clients leave.
+    whole, buffers = ([leaf.clone() for leaf in leaves] for leaves in part(params))
+    trained, fixed = whole, buffers
+    state, rate, active = local.start(trained), local.rate(round), s
+    step: Step | None = None
+    for t in range(int(totals[0])):
+        running = int((totals > t).sum())
+        if running < active:
+            _copy(buffers, fixed)
+            active = running
+            trained, fixed = _head(trained, active), _head(fixed, active)
+            state = {name: _head(leaves, active) for name, leaves in state.items()}
+            given = _head(given, active)
+        data, share, rows = work.batch_at(t, active, step is None or not step.blind)
+        now = Now(trained, fixed, data, share, work.keys[:active, t], given, rows)
+        if step is None:
+            step = choose(fit, params, work, now, rate)
+        fixed = step(now, state, rate)
+    assert step is not None
+    step.finish()
+    _copy(buffers, fixed)
+    moved = join(params, whole, buffers)
+    if order is None:
+        return moved
+    back = order.argsort()
+    return tree_map(lambda leaf: leaf.index_select(0, back), moved)
+
+
+def _copy(out: list[Tensor], rows: list[Tensor]) -> None:
+    for old, new in zip(out, rows, strict=True):
+        if old is not new:
+            old[: len(new)] = new
+
+
+class Vmapped:
+    """`vmap` of the gradient of one client's objective."""
+
+    blind = False
+
+    def __init__(self, fit: Fit, params: Tree) -> None:
+        def objective(
+            trained: list[Tensor], fixed: list[Tensor], batch: Batch, key: Tensor, given: Tree
+        ) -> tuple[Tree, list[Tensor]]:
+            return fit.local.objective(fit, params, trained, fixed, batch, key, given)
+
+        self.local = fit.local
+        gradient = objective if fit.direction else torch.func.grad(objective, has_aux=True)
+        self.gradient = torch.vmap(gradient)
+
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
+        gradients, fixed = self.gradient(now.trained, now.fixed, now.batch, now.key, now.given)
+        self.local.move(now.trained, list(gradients), state, rate)
+        return list(fixed)
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+
+class Alone:
+    """One client after the other, each by its own gradient: what is right where all else fails.
+
+    Optimiser states are its own; `count` clients only, to see how long they take.
+    """
+
+    blind = False
+
+    def __init__(self, fit: Fit, params: Tree, count: int | None = None) -> None:
+        self.fit, self.params, self.count = fit, params, count
+        self.states: dict[int, Optimizer] = {}
+
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
+        local, news = self.fit.local, []
+        for c in range(self.count or len(now.key)):
+            trained, fixed, batch, given = row((now.trained, now.fixed, now.batch, now.given), c)
+            real = batch.mask.nonzero().flatten()
+            batch = batch.rows(real, batch.mask[real])
+            mine = [leaf.detach().requires_grad_() for leaf in trained]
+            with torch.enable_grad():
+                value, new = local.objective(
+                    self.fit, self.params, mine, fixed, batch, now.key[c], given, True
+                )
+                slopes = local.slope(self.fit, value, mine)
+            local.move(trained, slopes, self.states.setdefault(c, local.start(trained)), rate)
+            news.append(new)
+        return [torch.stack(leaves) for leaves in zip(*news, strict=True)]
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+
+class Twinned:
+    """One network of stacked weights; the sum of the clients' objectives has all their gradients.
+
+    Where the optimiser is plain SGD, layers take their step in the backward pass (`stepping`), and
+    a first layer may be held in the space of the samples (`gram`).
+    """
+
+    def __init__(
+        self,
+        fit: Fit,
+        params: Tree,
+        network: Callable[[Model], Network],
+        stepping: list[bool] | None = None,
+        gram: Gram | None = None,
+        blind: bool = False,
+    ) -> None:
+        self.fit, self.params, self.network = fit, params, network
+        self.stepping = stepping or [False] * len(part(params)[0])
+        self.gram, self.blind = gram, blind
+        self.used_once: list[bool] = []  # leaves of layers that can step, after a step
+        self.first: list[int] = []  # leaves of the layer that met the inputs as they are
+
+    def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
+        trained, fixed, batch, share, key, given, rows = now
+        fit, local, clients = self.fit, self.fit.local, len(key)
+        if local.augment is not None:
+            keys = fold(key, "augment")
+            batch = batch._replace(x=torch.vmap(local.augment)(batch.x, keys))
+        flat = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+        stepping = self.stepping
+        moved = [
+            leaf.detach().requires_grad_(not own)
+            for leaf, own in zip(trained, stepping, strict=True)
+        ]
+        anchor = torch.zeros((), requires_grad=True)
+        watch = Watch(flat.x) if self.gram is None else self.gram.at(flat.x, rows, clients, rate)
+        ids = frozenset(id(leaf) for leaf, own in zip(moved, stepping, strict=True) if own)
+        stacked = {"network": self.network, "clients": clients, "anchor": anchor, "step": rate}
+        with torch.enable_grad():
+            with training(flat.mask, key, stepping=ids, first=watch, **stacked) as mode:
+                mode.whole = bool(flat.mask.all())
+                whole = join(self.params, moved, fixed)
+                losses = fit.losses(whole, flat, key, *given)
+                losses = torch.where(flat.mask, losses, torch.zeros_like(losses))
+                value = (losses.double().reshape(clients, -1) * share).sum()
+                if fit.penalty is not None:
+                    value = value + torch.vmap(fit.penalty)(whole, *given).sum()
+            wanted = [leaf for leaf, own in zip(moved, stepping, strict=True) if not own]
+            gradients = torch.autograd.grad(value, [*wanted, anchor], allow_unused=True)[:-1]
+        pairs = zip(gradients, wanted, strict=True)
+        slopes = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
+        rest = [leaf for leaf, own in zip(trained, stepping, strict=True) if not own]
+        local.move(rest, slopes, state, rate)
+        # Weights used twice must wait for both gradients, so they are not stepped in backward.
+        counts = Counter(map(id, mode.used))
+        self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
+        self.first = [i for i, leaf in enumerate(moved) if id(leaf) in watch.seen]
+        renewed = {id(old): new for old, new in mode.updates}
+        return [renewed.get(id(leaf), leaf) for leaf in fixed]
+
+    def finish(self) -> None:
+        """Weights that were held in the space of the samples are written out."""
+        if self.gram is not None:
+            self.gram.finish()
