@@ -50,8 +50,19 @@ class Loop:
     """The reference: one after the other."""
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree:
-        trained = [fit.local.train(fit, *each) for each in unstack(stacked)]
+        trained = [self._train(fit, *each) for each in unstack(stacked)]
         return tree_map(lambda *parts: torch.stack(parts), trained[0], *trained[1:])
+
+    def _train(self, fit: Fit, params: Tree, batch: Batch, *rest: Any) -> Tree:
+        """One training; images and the weights of convolutions in their fast layout."""
+        if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _convolves(params):
+            fast, x = tree_map(_channels_last, (params, batch.x))
+            try:
+                return fit.local.train(fit, fast, batch._replace(x=x), *rest)
+            except RuntimeError as error:  # a network may view what is laid out otherwise
+                if "view size is not compatible" not in str(error):
+                    raise
+        return fit.local.train(fit, params, batch, *rest)
 
     def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor:
         def one(bank: Params, batch: Batch) -> Tensor:  # one model in memory at a time
@@ -60,6 +71,15 @@ class Loop:
             return torch.stack([batch.mean(losses(model, batch)) for model in rows])
 
         return torch.stack([one(*each) for each in unstack((models, batch))])
+
+
+def _convolves(params: Tree) -> bool:
+    return any(leaf.ndim == 4 for leaf in leaves(params))
+
+
+def _channels_last(leaf: Tensor) -> Tensor:
+    # `to`, not `contiguous`: with one channel the two layouts are one, and only strides tell.
+    return leaf.to(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf
 
 
 def unstack(stacked: Tree) -> Iterator[Tree]:

@@ -1,6 +1,7 @@
 """Clients as stacks: who runs together, and their data, padded."""
 
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,31 +9,45 @@ from torch import Tensor
 from coterie.core.client import Batch, Source
 from coterie.core.model import Model
 from coterie.core.random import seed_key
+from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Tree, n_bytes, tree_map
 
-MODELS = 8 * 2**20
-"""Bytes of parameters in a stack: a quarter of a 32 MB cache."""
+T = TypeVar("T")
+
+MODELS = 16 * 2**20
+"""Bytes of parameters in a stack: half of a 32 MB cache; a factor of two changes little."""
 DATA = 64 * 2**20
 """Bytes of data in a stack."""
 
 
 def chunk_size(owner: object, source: Source) -> int:
     """How many clients run as one stack, from the size of a method's models and of the data."""
-    models = [
-        getattr(owner, field.name)
-        for field in (fields(owner) if is_dataclass(owner) else ())
-        if isinstance(getattr(owner, field.name), Model)
-    ]
+    models = _parts(owner, Model)
     weights = sum(n_bytes(model.init(seed_key(0))) for model in models)
     sizes = source.sizes("train")
-    sample = n_bytes(source.gather("train", sizes.argmax().reshape(1)))
-    return max(1, min(MODELS // max(weights, 1), DATA // max(sample, 1), 4096))
+    largest = source.gather("train", sizes.argmax().reshape(1))
+    often = any(local.passes(int(sizes.max())) >= 2 for local in _parts(owner, LocalSGD))
+    room = 2 * MODELS if often and _few(largest) else MODELS
+    return max(1, min(room // max(weights, 1), DATA // max(n_bytes(largest), 1), 4096))
+
+
+def _parts(owner: object, kind: type[T]) -> list[T]:
+    """The fields of a method that are of a kind."""
+    values = (getattr(owner, f.name) for f in (fields(owner) if is_dataclass(owner) else ()))
+    return [value for value in values if isinstance(value, kind)]
+
+
+def _few(largest: Batch) -> bool:
+    """Fewer samples than inputs, so that weights need not be in the cache (`first.Gram`)."""
+    return isinstance(largest.x, Tensor) and largest.x.shape[1] < largest.x[0, 0].numel()
 
 
 def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:
-    """Positions of the clients that run together, those of like size together."""
+    """Positions of the clients that run together, those of like size together, evenly."""
+    if not len(ids):
+        return []
     order = sizes[ids].argsort(descending=True, stable=True)
-    return list(order.split(size)) if len(order) else []
+    return list(order.tensor_split(-(-len(order) // size)))
 
 
 class Gatherer:

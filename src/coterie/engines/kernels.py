@@ -42,7 +42,8 @@ class Choice:
 
 def _choice(**plain: Any) -> Choice:
     """A choice from plain data, where tuples are lists."""
-    return Choice(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+    fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    return Choice(**fixed)
 
 
 class OneByOne(Exception):
@@ -126,9 +127,10 @@ class Stacked:
             expected, _ = _three(lambda now: Alone(fit, params), local, first, rate)
         if failed is None and self.path == "vmap":
             return Choice("vmap", why="asked for")
-        twinned = Twinned(fit, params, self._network)
+        twinned = Twinned(fit, params, self._network, look=True)
         try:
             twinned(_copied(first), local.start(first.trained), rate)
+            twinned.look = False
             if plain and fit.penalty is None:  # the first step showed who can step in backward
                 twinned.stepping = twinned.used_once
             end, seconds = _three(lambda now: twinned, local, first, rate)

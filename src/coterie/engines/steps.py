@@ -248,10 +248,11 @@ class Twinned:
         stepping: list[bool] | None = None,
         gram: Gram | None = None,
         blind: bool = False,
+        look: bool = False,
     ) -> None:
         self.fit, self.params, self.network = fit, params, network
         self.stepping = stepping or [False] * len(part(params)[0])
-        self.gram, self.blind = gram, blind
+        self.gram, self.blind, self.look = gram, blind, look
         self.used_once: list[bool] = []  # leaves of layers that can step, after a step
         self.first: list[int] = []  # leaves of the layer that met the inputs as they are
 
@@ -268,7 +269,11 @@ class Twinned:
             for leaf, own in zip(trained, stepping, strict=True)
         ]
         anchor = torch.zeros((), requires_grad=True)
-        watch = Watch(flat.x) if self.gram is None else self.gram.at(flat.x, rows, clients, rate)
+        watch = None
+        if self.gram is not None:
+            watch = self.gram.at(flat.x, rows, clients, rate)
+        elif self.look:
+            watch = Watch(flat.x)
         ids = frozenset(id(leaf) for leaf, own in zip(moved, stepping, strict=True) if own)
         stacked = {"network": self.network, "clients": clients, "anchor": anchor, "step": rate}
         with torch.enable_grad():
@@ -276,20 +281,25 @@ class Twinned:
                 mode.whole = bool(flat.mask.all())
                 whole = join(self.params, moved, fixed)
                 losses = fit.losses(whole, flat, key, *given)
-                losses = torch.where(flat.mask, losses, torch.zeros_like(losses))
+                if not mode.whole:
+                    losses = torch.where(flat.mask, losses, torch.zeros_like(losses))
                 value = (losses.double().reshape(clients, -1) * share).sum()
                 if fit.penalty is not None:
                     value = value + torch.vmap(fit.penalty)(whole, *given).sum()
             wanted = [leaf for leaf, own in zip(moved, stepping, strict=True) if not own]
             gradients = torch.autograd.grad(value, [*wanted, anchor], allow_unused=True)[:-1]
-        pairs = zip(gradients, wanted, strict=True)
-        slopes = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
-        rest = [leaf for leaf, own in zip(trained, stepping, strict=True) if not own]
-        local.move(rest, slopes, state, rate)
-        # Weights used twice must wait for both gradients, so they are not stepped in backward.
-        counts = Counter(map(id, mode.used))
-        self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
-        self.first = [i for i, leaf in enumerate(moved) if id(leaf) in watch.seen]
+        if wanted:
+            pairs = zip(gradients, wanted, strict=True)
+            slopes = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
+            rest = [leaf for leaf, own in zip(trained, stepping, strict=True) if not own]
+            local.move(rest, slopes, state, rate)
+        if self.look and watch is not None:
+            # Weights used twice must wait for both gradients, so they do not step in backward.
+            counts = Counter(map(id, mode.used))
+            self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
+            self.first = [i for i, leaf in enumerate(moved) if id(leaf) in watch.seen]
+        if not fixed:
+            return fixed
         renewed = {id(old): new for old, new in mode.updates}
         return [renewed.get(id(leaf), leaf) for leaf in fixed]
 

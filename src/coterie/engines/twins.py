@@ -146,7 +146,7 @@ class ConvStep(torch.autograd.Function):
     ) -> Tensor:
         last = channels_last and x.ndim == 4
         ctx.layout = torch.channels_last if last else torch.contiguous_format
-        x = x.contiguous(memory_format=ctx.layout)
+        x = x.to(memory_format=ctx.layout)
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.rate, ctx.options, ctx.anchor = (
             weight,
@@ -156,7 +156,7 @@ class ConvStep(torch.autograd.Function):
             anchor,
         )
         ctx.steps = id(weight) in stepping, id(bias) in stepping
-        ctx.weights = [w.contiguous(memory_format=ctx.layout) for w in weight]
+        ctx.weights = [w.to(memory_format=ctx.layout) for w in weight]
         parts = [
             torch.convolution(rows, w, None if bias is None else bias[c], *options)
             for c, (rows, w) in enumerate(zip(x.chunk(len(weight)), ctx.weights, strict=True))
@@ -166,7 +166,7 @@ class ConvStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), (x,) = gradients, ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=ctx.layout)
+        gradient = gradient.to(memory_format=ctx.layout)
         clients = len(ctx.weight)
         wanted = ctx.needs_input_grad[0], True, ctx.bias is not None
         sizes = None if ctx.bias is None else [len(ctx.bias[0])]
