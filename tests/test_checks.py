@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import coterie.algorithms  # noqa: F401 - lists the methods
-from coterie.checks import CHECKS, Problem, assert_contract, check_algorithm, tiny
+from coterie.checks import CHECKS, KERNELS, Problem, assert_contract, check_algorithm, tiny
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import REGISTRY, Algorithm, Fill, find
 from coterie.core.client import Reply, task
@@ -28,6 +28,22 @@ METHODS = [name for name in REGISTRY if REGISTRY[name].__module__.startswith("co
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_keeps_the_contract(method, check):
     assert_contract(method, only=[check])
+
+
+NUMERIC = ["engines_agree", "batch_norm_and_dropout", "chunks_do_not_matter", "resume_is_exact"]
+
+
+@pytest.mark.parametrize("engine", KERNELS)
+@pytest.mark.parametrize("method", ["fedavg", "ifca", "clove", "local_only"])
+def test_the_contract_holds_with_every_kernel_forced(method, engine):
+    assert_contract(method, [engine], NUMERIC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", KERNELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_whole_contract_holds_with_every_kernel_forced(method, engine):
+    assert_contract(method, [engine])
 
 
 # A FedAvg into which a fault can be put at any one place.

@@ -90,8 +90,8 @@ def test_one_point_or_equal_points_are_one_group(points, rule):
 
 
 def test_nothing_scored_leaves_an_empty_curve():
-    assert choose_k(torch.zeros(1, 2), max_k=3) == Choice(1, (), ())
-    assert choose_k(CORNERS, max_k=1) == Choice(1, (), ())
+    assert choose_k(torch.zeros(1, 2), max_k=3) == Choice(1, (), (), 1)
+    assert choose_k(CORNERS, max_k=1) == Choice(1, (), (), len(CORNERS))
 
 
 def test_two_points_are_two_groups_only_if_they_differ():
@@ -126,3 +126,9 @@ def test_a_straight_curve_has_no_elbow():
 def test_an_unknown_rule_is_named():
     with pytest.raises(ConfigError, match="'gap'"):
         choose_k(CORNERS, max_k=3, rule="gap")
+
+
+def test_many_points_are_judged_by_a_sample_that_is_said():
+    points = torch.arange(3.0).repeat(4000)[:, None] * 10 + torch.linspace(0, 1, 12000)[:, None]
+    choice = choose_k(points, max_k=4)
+    assert (choice.k, choice.rows) == (3, 5000)

@@ -64,3 +64,10 @@ def test_one_point_is_one_cluster(k):
 
 def test_no_cut_wanted_gives_no_labels():
     assert ward_path(LINE, []) == []
+
+
+def test_many_rows_join_the_centroids_of_a_sample():
+    points = torch.cat([torch.linspace(0, 1, 6000), torch.linspace(9, 10, 3000)])[:, None]
+    labels, means = ward(points, k=2)
+    assert labels.tolist() == [0] * 6000 + [1] * 3000
+    assert means.flatten().tolist() == pytest.approx([0.5, 9.5])

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import ConfigError, DataError
-from coterie.core.random import fold, seed_key
+from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Tree
 from coterie.data.arrays import from_arrays
-from coterie.data.federated import FederatedData, Rows, _codes
+from coterie.data.federated import FederatedData, Rows
 
 NAMES = ("ann", "bob", "cat")
 
@@ -207,8 +207,8 @@ def test_hold_out_twice_is_refused():
 
 def test_codes_of_names_fold_like_the_names():
     key = seed_key(4)
-    codes = fold(key, _codes(["ann", "bob"]))
-    assert codes.tolist() == [int(fold(key, "ann")), int(fold(key, "bob"))]
+    found = fold(key, codes(["ann", "bob"]))
+    assert found.tolist() == [int(fold(key, "ann")), int(fold(key, "bob"))]
 
 
 def test_the_fingerprint_follows_the_data_alone():

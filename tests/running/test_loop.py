@@ -137,16 +137,14 @@ def test_the_run_file_alone_gives_the_same_run(tmp_path, method):
 def test_the_plan_is_written_down_and_kept(tmp_path):
     start(ready("ifca", 1, run={"chunk": 3}), tmp_path / "run")
     plan = RunFolder(tmp_path / "run").description()["plan"]
-    assert plan == {
-        "engine": "stacked",
-        "kernel": "stacked",
-        "chunk": 3,
-        "threads": 1,
-        "device": "cpu",
-    }
+    kernels = plan.pop("kernels")
+    fixed = {"engine": "stacked", "chunk": 3, "threads": 1, "workers": 1, "device": "cpu"}
+    assert plan == fixed
+    assert [choice["path"] for choice in kernels.values()] == ["twins"]
     # Another chunk on resume is overruled: it would change the last bits.
     result = again(ready("ifca", 2, run={"chunk": 5}), tmp_path / "run")
     assert result.fed.chunk == 3
+    assert result.fed.plan["kernels"] == kernels
 
 
 # Restarts

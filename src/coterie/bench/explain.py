@@ -16,7 +16,7 @@ from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import n_bytes
 from coterie.engines.chunks import MODELS
-from coterie.engines.twins import TWINS, NoTwin, twin_of
+from coterie.engines.twins import STEPPING, TWINS, NoTwin, twin_of
 
 DIGITS = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10, task="classification")
 
@@ -76,31 +76,43 @@ def _module(place: str) -> ModuleType:
 
 def explain(model: Model) -> str:
     """Every layer with what becomes of it, then the plan."""
-    lines = [f"{model.title}", ""]
-    for name, layer in model.training_network.named_modules():
-        if any(True for _ in layer.children()):
-            continue
-        own = sum(p.numel() for p in layer.parameters(recurse=False))
-        kind = type(layer).__name__
-        twin = TWINS.get(type(layer))
-        if twin is not None:
-            fate = f"stacked ({twin.__name__})"
-        elif own or any(True for _ in layer.buffers(recurse=False)):
-            fate = "not stacked: no twin for this kind of layer"
-        else:
-            fate = "as it is: no weights, so clients need not be told apart"
-        lines.append(f"  {name or '(whole)':24} {kind:18} {own:>10,} weights  {fate}")
-    size = n_bytes(model.init(seed_key(0)))
     try:
-        twin_of(model)
-        kernel = "twins: stacked layers, if three steps agree with vmap of the gradient"
+        own: tuple[str, ...] | None = twin_of(model).own
+        kernel = "twins: one network of stacked weights, if three steps agree with single clients'"
     except NoTwin as reason:
+        own = None
         kernel = f"vmap of the gradient, else one client after the other ({reason})"
+    lines = [model.title, ""]
+    for name, layer in model.training_network.named_modules():
+        if any(True for _ in layer.children()) and not list(layer.parameters(recurse=False)):
+            continue
+        weights = sum(p.numel() for p in layer.parameters(recurse=False))
+        lines.append(
+            f"  {name or '(whole)':20} {type(layer).__name__:16} {weights:>10,} weights  "
+            f"{_fate(layer, own is not None and name in own)}"
+        )
+    size = n_bytes(model.init(seed_key(0)))
     lines += [
         "",
         f"  kernel   {kernel}",
-        f"  chunk    {max(1, min(MODELS // max(size, 1), 4096)):,} clients at most "
+        "           A first linear layer on raw inputs is held in the space of the samples (gram)",
+        "           where plain SGD passes at least twice over fewer samples than inputs.",
+        f"  chunk    {max(1, min(MODELS // max(size, 1), 4096)):,} clients "
         f"({size / 2**20:.2f} MB of weights each)",
         f"  threads  {torch.get_num_threads()}",
     ]
     return "\n".join(lines)
+
+
+def _fate(layer: nn.Module, own: bool) -> str:
+    if own:
+        return "for each client in turn: no twin for this kind of layer"
+    if type(layer) in STEPPING:
+        return "stacked; plain SGD steps in its backward pass"
+    if type(layer) in TWINS:
+        return "stacked"
+    if any(True for _ in layer.parameters(recurse=False)) or any(
+        True for _ in layer.buffers(recurse=False)
+    ):
+        return "not stacked: weights outside a layer that has a twin"
+    return "as it is: no weights"

@@ -1,6 +1,5 @@
 """The same round, run in different ways: a loop as people write it, and our federation."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from coterie.core.model import Model
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import BUFFER, Params, row, stack
 from coterie.engines import Simulation
-from coterie.engines.kernels import Stacked
 
 Round = Callable[[], Params]
 """One round from the start of a problem; gives the new models, [k, ...] each leaf."""
@@ -140,16 +138,7 @@ def federation(problem: Problem, kernel: str) -> Simulation:
 
 def simulate(data: Any, kernel: str = "auto", **options: Any) -> Simulation:
     """A simulation, told which kernel to use."""
-    if "kernel" in inspect.signature(Simulation.__init__).parameters:
-        return Simulation(data, seed=0, kernel=kernel, **options)  # type: ignore[call-arg]
-    if kernel == "loop":
-        return Simulation(data, seed=0, stack=False, **options)
-    fed = Simulation(data, seed=0, **options)
-    if kernel == "vmap":
-        fed.kernel = Stacked(twins=False)
-    elif kernel not in ("auto", "twins"):
-        raise Unavailable(f"this version has no kernel '{kernel}'")
-    return fed
+    return Simulation(data, seed=0, kernel=kernel, **options)  # type: ignore[arg-type]
 
 
 def plain_loop(problem: Problem, channels_last: bool) -> Round:

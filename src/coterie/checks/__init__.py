@@ -7,6 +7,23 @@ FedAvg keeps the contract: 2 checks passed.
 
 from coterie.checks.contract import CHECKS
 from coterie.checks.problem import Problem, tiny
-from coterie.checks.report import Report, Result, assert_contract, check_algorithm
+from coterie.checks.report import (
+    ENGINES,
+    KERNELS,
+    Report,
+    Result,
+    assert_contract,
+    check_algorithm,
+)
 
-__all__ = ["CHECKS", "Problem", "Report", "Result", "assert_contract", "check_algorithm", "tiny"]
+__all__ = [
+    "CHECKS",
+    "ENGINES",
+    "KERNELS",
+    "Problem",
+    "Report",
+    "Result",
+    "assert_contract",
+    "check_algorithm",
+    "tiny",
+]

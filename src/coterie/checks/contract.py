@@ -126,7 +126,9 @@ def resume_is_exact(make: Make, engine: str) -> None:
 
 def _settings(engine: str, rounds: int) -> Settings:
     # Exams after rounds 3 and 5, where both runs have one.
-    return Settings(rounds, engine=engine, participation=0.5, evaluate_every=3, save_every=3)  # type: ignore[arg-type]
+    kind, _, kernel = engine.partition(":")
+    run = {"engine": kind, "kernel": kernel or "auto"}
+    return Settings(rounds, participation=0.5, evaluate_every=3, save_every=3, **run)  # type: ignore[arg-type]
 
 
 def _run(make: Make, problem: Problem, engine: str, rounds: int, out: Path) -> Result:

@@ -14,6 +14,8 @@ from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 
 ENGINES = ("loop", "stacked", "wire")
+KERNELS = ("stacked:twins", "stacked:gram", "stacked:vmap", "stacked:loop")
+"""The stacked engine with each of its kernels forced."""
 
 
 class Result(NamedTuple):
@@ -67,7 +69,7 @@ def check_algorithm(
         A class with `example`, the name of one, a function that builds an instance for a
         `Problem`, or an instance, whose nets and local training are replaced by the problem's.
     engines
-        Engines to try each check on.
+        Engines to try each check on; "stacked:twins" and the like force a kernel (`KERNELS`).
     only
         Names of the checks to run; all of `CHECKS` if None.
     told
@@ -78,7 +80,7 @@ def check_algorithm(
         if name not in CHECKS:
             raise ConfigError(unknown("check", name, CHECKS))
     for engine in engines:
-        if engine not in ENGINES:
+        if engine not in ENGINES + KERNELS:
             raise ConfigError(unknown("engine", engine, ENGINES))
     title, make = _maker(method)
     results = []

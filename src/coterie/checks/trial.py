@@ -40,7 +40,9 @@ class Watched(Simulation):
     """A simulation that writes down its exchanges, and can be told to spoil them."""
 
     def __init__(self, source: Source, engine: str, seed: int = 0, **options: Any) -> None:
-        super().__init__(source, seed, stack=engine == "stacked", wire=engine == "wire", **options)
+        kind, _, kernel = engine.partition(":")
+        options = {"kernel": kernel or "auto", **options}
+        super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)
         self.log: list[Exchange] = []
         self.silent: int | None = None  # number of an exchange that nobody answers
         self.poisoned: int | None = None  # client whose replies are not numbers

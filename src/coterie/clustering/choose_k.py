@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from coterie.clustering.hierarchical import ward_path
+from coterie.clustering.hierarchical import sample, ward_path
 from coterie.clustering.labels import centroids
 from coterie.core.errors import ConfigError
 
@@ -19,6 +19,7 @@ class Choice(NamedTuple):
     k: int
     ks: tuple[int, ...]  # the numbers that could be scored
     scores: tuple[float, ...]  # silhouette, or within-cluster sum of squares for the elbow
+    rows: int  # points it rests on: all, or a sample of them
 
 
 def silhouette(points: Tensor, labels: Tensor) -> float:
@@ -62,6 +63,9 @@ def choose_k(
     [0, 1], and takes the k that lies deepest below the straight line from the first point to
     the last. A curve without a bend gives 1, so two clusters need `max_k` of at least 3.
 
+    Ward's tree is quadratic, so above 5,000 points the choice rests on 5,000 of them, drawn with a
+    fixed seed (`rows` says so).
+
     Parameters
     ----------
     points : shape [m, d], finite.
@@ -84,11 +88,12 @@ def choose_k(
     >>> choose_k(points, max_k=6, rule="elbow").k
     3
     """
+    points = sample(points)
     if rule == "elbow":
         return _elbow(points.double(), min(max_k, len(points)))
     if rule != "silhouette":
         raise ConfigError(f"choose_k: rule must be 'silhouette' or 'elbow', got {rule!r}.")
-    high = min(max_k, len(points))
+    rows, high = len(points), min(max_k, len(points))
     if high >= len(points):
         points = points.repeat(replicate, 1)
     candidates = range(min_k, min(high, len(points) - 1) + 1)
@@ -105,7 +110,7 @@ def choose_k(
         scores.append(score)
     if single_if_below is not None and best < single_if_below:
         chosen = 1
-    return Choice(chosen, tuple(ks), tuple(scores))
+    return Choice(chosen, tuple(ks), tuple(scores), rows)
 
 
 def _elbow(points: Tensor, high: int) -> Choice:
@@ -122,4 +127,4 @@ def _elbow(points: Tensor, high: int) -> Choice:
         depth = 1 - torch.linspace(0, 1, high, dtype=torch.float64) - (within - within[-1]) / drop
         # A straight line bends by rounding alone.
         chosen = int(depth.argmax()) + 1 if depth.max() > 1e-9 else 1
-    return Choice(chosen, ks, tuple(within.tolist()))
+    return Choice(chosen, ks, tuple(within.tolist()), len(points))

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.core.aggregate import Mean, Sums, as_means
 from coterie.core.client import TaskInfo, task_info
 from coterie.core.errors import FederationError
-from coterie.core.random import fold, seed_key
+from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
 
 
@@ -143,7 +143,7 @@ class Federation(ABC):
         self.traffic = Traffic()
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
-        self._name_keys = torch.stack([fold(seed_key(0), name) for name in self.names])  # [clients]
+        self._name_keys = fold(seed_key(0), codes(self.names))  # [clients]
         self._calls: dict[str, int] = {}
         self._phase: str | None = "setup"
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.client import Batch
 from coterie.core.errors import ConfigError, DataError, unknown
-from coterie.core.random import fold, seed_key
+from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, named_leaves, take, tree_map
 from coterie.data.encoder import Encoder
 
@@ -93,7 +92,7 @@ class Rows(NamedTuple):
         if fraction == 0.0:
             return self, Rows.none(len(names))
         owner, position = self.owner, self.position
-        draw = fold(key, _codes(names)[owner], position)
+        draw = fold(key, codes(names)[owner], position)
         order = draw.argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]
         rank = torch.empty_like(position)
@@ -105,12 +104,6 @@ class Rows(NamedTuple):
 
 def _ends(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-
-
-def _codes(names: Sequence[str]) -> Tensor:
-    """Names as integers, so that folding one in equals folding in the name."""
-    digest = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
-    return torch.from_numpy(np.frombuffer(digest, dtype="<i8").astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -211,7 +211,10 @@ class Stacked:
 
     def described(self) -> dict[str, Any]:
         """The choices as plain data."""
-        return {name: asdict(choice) for name, choice in sorted(self.choices.items())}
+        return {
+            name: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(choice).items()}
+            for name, choice in sorted(self.choices.items())
+        }
 
 
 def _three(

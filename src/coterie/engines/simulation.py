@@ -20,6 +20,7 @@ from coterie.engines.chunks import Gatherer, chunk_size, chunks
 from coterie.engines.faults import Faults
 from coterie.engines.kernels import Path, Stacked
 from coterie.engines.store import Memory
+from coterie.engines.workers import available, in_workers
 
 RULES = (
     (r"\.item\(\)|data-dependent|Dynamic", "no `if` on a tensor and no `.item()`: use torch.where"),
@@ -47,6 +48,8 @@ class Simulation(Federation):
         Round in which each client joins (from 0, not falling); None: all are there.
     device
         Where client work runs.
+    workers
+        Processes of one thread each that run clients one by one; needs `stack=False`.
     kernel
         How stacks are trained: "auto", or one way, where it is possible: "gram", "twins", "vmap",
         "loop".
@@ -67,6 +70,7 @@ class Simulation(Federation):
         joins: Sequence[int] | None = None,
         restart: int = 0,
         device: str | torch.device = "cpu",
+        workers: int = 1,
         kernel: Path = "auto",
         choices: Mapping[str, Any] | None = None,
     ) -> None:
@@ -79,7 +83,12 @@ class Simulation(Federation):
                 f"Simulation: joins must have a round for each of {len(self.names)} clients, in "
                 f"rising order. Got {list(joins)}."
             )
-        self.device = torch.device(device)
+        if workers > 1 and (stack or wire or not available()):
+            raise ConfigError(
+                f"Simulation: workers need the loop engine (stack=False) on a system that can fork "
+                f"processes. Got workers={workers}, stack={stack}, wire={wire}."
+            )
+        self.device, self.workers = torch.device(device), workers
         if kernel not in get_args(Path):
             raise ConfigError(
                 f"Simulation: kernel must be one of {', '.join(get_args(Path))}. Got '{kernel}'."
@@ -194,9 +203,29 @@ class Simulation(Federation):
         return tree_map(lambda leaf: leaf.to(self.device), tree), axis
 
     def _one_by_one(self, call: Call, position: Tensor) -> dict[str, Any]:
-        return stack([self._one(call, int(place)) for place in position])
+        places = position.tolist()
+        if self.workers == 1 or len(places) == 1:
+            return stack([self._one(call, place) for place in places])
+        # The first is asked here, and shows what the answers of the others look like.
+        first = self._asked(call, places[0])
+        replies = [first]
+        work = lambda place: bytes_.dump(self._asked(call, place))  # noqa: E731
+        for said in in_workers(work, places[1:], self.workers):
+            replies.append(bytes_.load(said, like=first))
+        for place, (_, keep) in zip(places, replies, strict=True):
+            self._remember(int(call.ids[place]), keep)
+        return stack([sent for sent, _ in replies])
 
     def _one(self, call: Call, place: int) -> dict[str, Any]:
+        sent, keep = self._asked(call, place)
+        self._remember(int(call.ids[place]), keep)
+        return sent
+
+    def _remember(self, client: int, keep: Tree) -> None:
+        if keep:
+            self.memory.keep(client, tree_map(torch.clone, keep))
+
+    def _asked(self, call: Call, place: int) -> tuple[dict[str, Any], Tree]:
         """One client, unpadded; through bytes where the engine is told so."""
         number = int(call.ids[place])
         ids = torch.tensor([number])
@@ -219,9 +248,7 @@ class Simulation(Federation):
         sent, keep = reply.sent, reply.keep or {}
         if self.wire:
             sent, keep = (bytes_.load(bytes_.dump(part), like=part) for part in (sent, keep))
-        if keep:
-            self.memory.keep(number, tree_map(torch.clone, keep))
-        return sent
+        return sent, keep
 
     @contextmanager
     def _no_global_draws(self, call: Call) -> Iterator[None]:
@@ -261,6 +288,7 @@ class Simulation(Federation):
             "engine": "stacked" if self.stack else "wire" if self.wire else "loop",
             "chunk": self.chunk,
             "threads": torch.get_num_threads(),
+            "workers": self.workers,
             "device": str(self.device),
             "kernels": self.kernel.described() if isinstance(self.kernel, Stacked) else {},
         }

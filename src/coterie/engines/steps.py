@@ -269,7 +269,7 @@ class Twinned:
             for leaf, own in zip(trained, stepping, strict=True)
         ]
         anchor = torch.zeros((), requires_grad=True)
-        watch = None
+        watch: Watch | None = None
         if self.gram is not None:
             watch = self.gram.at(flat.x, rows, clients, rate)
         elif self.look:

@@ -284,6 +284,10 @@ TWINS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
 }
 
 
+STEPPING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+"""Layers whose twins can take the step of plain SGD in their backward pass."""
+
+
 class OwnTwin(Twin):
     """A layer nobody wrote a twin for: run for each client in turn, inside the stacked network."""
 

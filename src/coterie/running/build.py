@@ -48,9 +48,10 @@ class Settings:
         Root of all randomness but that of the data.
     participation
         Share of the clients in each round.
-    engine, chunk, threads, device
+    engine, chunk, threads, workers, kernel, device
         Who runs the clients: many as one computation, one by one, or one by one through bytes;
-        clients per stack and threads (chosen, if not given, and then kept).
+        clients per stack and threads (chosen, if not given, and then kept); processes that run
+        clients one by one; how stacks are trained, which is chosen too unless one way is named.
     evaluate_every, save_every
         Rounds between exams and between checkpoints; 0: only at the end.
     restarts
@@ -71,6 +72,8 @@ class Settings:
     engine: Literal["stacked", "loop", "wire"] = "stacked"
     chunk: Annotated[int, Ge(1)] | None = None
     threads: Annotated[int, Ge(1)] | None = None
+    workers: Annotated[int, Ge(1)] = 1
+    kernel: Literal["auto", "gram", "twins", "vmap", "loop"] = "auto"
     device: str = "cpu"
     evaluate_every: Annotated[int, Ge(0)] = 1
     save_every: Annotated[int, Ge(0)] = 1

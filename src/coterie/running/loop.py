@@ -124,6 +124,7 @@ def _attempt(
             state, line = _round(algorithm, data, settings, fed, state, done)
             done += 1
             lines.append(line)
+            _freeze(folder, fed)
             if folder is not None:
                 folder.append("rounds.jsonl", line)
                 seconds = round(time.perf_counter() - began, 4)
@@ -174,10 +175,21 @@ def _federation(
         faults=faults,
         restart=restart,
         device=settings.device,
+        workers=settings.workers,
+        kernel=settings.kernel,
+        choices=plan.get("kernels"),
     )
-    if folder is not None and not plan:
-        folder.describe({**description, "plan": fed.plan})
+    _freeze(folder, fed)
     return fed
+
+
+def _freeze(folder: RunFolder | None, fed: Simulation) -> None:
+    """Write the numeric plan down, so that the run is resumed with it."""
+    if folder is None:
+        return
+    description = folder.description()
+    if description.get("plan") != fed.plan:
+        folder.describe({**description, "plan": fed.plan})
 
 
 def _round(
