@@ -50,6 +50,13 @@ class Batch(NamedTuple):
         member = label[:, None] == torch.arange(n_labels, device=label.device)  # [n, k]
         return (member * self.share()[:, None]).sum(0).to(torch.get_default_dtype())
 
+    def first_of(self, index: Tensor, count: int) -> "Batch":
+        """The first rows an index names; all of them must be real (outside stacks)."""
+        index = index[:count]
+        x = tree_map(lambda leaf: leaf.index_select(0, index), self.x)
+        mask = torch.ones(count, dtype=torch.bool, device=index.device)
+        return Batch(x, self.y.index_select(0, index), mask, self.weight.index_select(0, index))
+
     def rows(self, index: Tensor, real: Tensor) -> "Batch":
         """The rows an index names, of which `real` says which count."""
         picked = tree_map(lambda leaf: leaf.index_select(0, index), self)

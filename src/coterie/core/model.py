@@ -5,7 +5,7 @@ dropout are swapped for layers that know padding and keys (`core/layers.py`).
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -51,6 +51,32 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+class Network:
+    """A network called with given weights.
+
+    The network is this object's own, so weights are put in their places directly, which costs a
+    tenth of `functional_call`. `own` names layers that a kernel runs for each client in turn.
+    """
+
+    def __init__(self, module: nn.Module, own: Sequence[str] = ()) -> None:
+        self.module, self.own = module, tuple(own)
+        names = {
+            id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())
+        }
+        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        for layer in module.modules():
+            for table in (layer._parameters, layer._buffers):
+                for key, value in table.items():
+                    if value is not None:
+                        self.places.setdefault(names[id(value)], []).append((table, key))
+
+    def __call__(self, values: dict[str, Tensor], x: Any) -> Any:
+        for name, value in values.items():
+            for table, key in self.places[name]:
+                table[key] = value
+        return self.module(x)
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """An `nn.Module` as pure functions of its parameters.
@@ -83,6 +109,7 @@ class Model:
     _names: dict[str, str] = field(init=False, repr=False)  # leaf of the tree -> name in the module
     _loose: set[str] = field(init=False, repr=False)  # buffers of layers that are not ours
     _clustered: set[str] = field(init=False, repr=False)
+    _called: "Network" = field(init=False, repr=False)  # the training network, called directly
     title: str = field(init=False, repr=False)  # name of the wrapped module, for messages
 
     def __post_init__(self) -> None:
@@ -106,6 +133,7 @@ class Model:
         set_ = object.__setattr__
         set_(self, "_evaluating", skeleton.eval())
         set_(self, "_training", copy.deepcopy(skeleton).train())
+        set_(self, "_called", Network(copy.deepcopy(self._training)))
         set_(self, "_names", names)
         set_(self, "_loose", {BUFFER + name for name in buffers} - {BUFFER + n for n in own})
         set_(self, "title", title)
@@ -158,6 +186,8 @@ class Model:
         values = {name: params[leaf] for leaf, name in self._names.items()}
         if mode.network is not None:  # a kernel's own, of stacked weights
             return mode.network(self)(values, _cast(x, self.dtype))
+        if training and not self._loose:  # every step of every client: no time for more
+            return self._called(values, _cast(x, self.dtype))
         if training:  # a foreign layer may write into its buffers; the caller's stay as they are
             values |= {self._names[b]: params[b].clone() for b in self._loose}
         return torch.func.functional_call(module, values, (_cast(x, self.dtype),))
@@ -194,7 +224,7 @@ class Model:
         """What enters the head."""
         if not isinstance(self.head, str):
             raise ConfigError(f"Model: features need one head, got {self.head!r}.")
-        module = self._training if current_mode().training else self._evaluating
+        module = self._called.module if current_mode().training else self._evaluating
         seen: list[Tensor] = []
         hook = module.get_submodule(self.head).register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0])

@@ -117,12 +117,15 @@ class LocalSGD:
         rate = self.rate(round)
         plan = self.schedule(batch.mask, key)
         whole = self.batch_size is not None or bool(batch.mask.all())
+        alike = whole and bool((batch.weight == 1).all())
         for rows, real, step_key in zip(*plan, strict=True):
-            picked = batch if self.batch_size is None else batch.rows(rows[real], real[real])
+            picked = batch
+            if self.batch_size is not None:
+                picked = batch.first_of(rows, int(real.sum()))
             leaves_ = [leaf.detach().requires_grad_() for leaf in trained]
             with torch.enable_grad():
                 value, fixed = self.objective(
-                    fit, params, leaves_, fixed, picked, step_key, given, whole
+                    fit, params, leaves_, fixed, picked, step_key, given, whole, alike
                 )
                 gradients = self.slope(fit, value, leaves_)
             self.move(trained, gradients, state, rate)
@@ -146,8 +149,12 @@ class LocalSGD:
         key: Tensor,
         given: tuple[Tree, ...],
         whole_batch: bool = False,
+        alike: bool = False,
     ) -> tuple[Any, Leaves]:
-        """The objective of one step (or the method's direction), and the buffers after it."""
+        """The objective of one step (or the method's direction), and the buffers after it.
+
+        `whole_batch`: no row is padding; `alike`: and all weigh the same.
+        """
         if self.augment is not None:
             batch = batch._replace(x=self.augment(batch.x, fold(key, "augment")))
         with training(batch.mask, key) as mode:
@@ -157,7 +164,9 @@ class LocalSGD:
             if fit.direction is not None:
                 value, _ = part(fit.direction(whole, batch, key, *given))
             else:
-                value = batch.mean(fit.losses(whole, batch, key, *given))
+                losses = fit.losses(whole, batch, key, *given)
+                simple = alike and losses.shape == batch.mask.shape
+                value = losses.double().mean().to(losses.dtype) if simple else batch.mean(losses)
                 if fit.penalty is not None:
                     value = value + fit.penalty(whole, *given)
         renewed = {id(old): new for old, new in mode.updates}

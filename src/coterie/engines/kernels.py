@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from coterie.core.client import Batch
-from coterie.core.model import Model
+from coterie.core.model import Model, Network
 from coterie.core.ops import Fit, Loop, Losses, stack_size
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Params, Tree, leaves, named_leaves, row, tree_map
 from coterie.engines.first import Gram, products
 from coterie.engines.probes import Probes
 from coterie.engines.steps import Alone, Now, Step, Twinned, Vmapped, Work, nowhere, walk
-from coterie.engines.twins import Network, NoTwin, twin_of
+from coterie.engines.twins import NoTwin, twin_of
 
 Path = Literal["auto", "gram", "twins", "vmap", "loop"]
 

@@ -9,11 +9,10 @@ from torch.nn import functional
 
 from coterie.core.client import Batch
 from coterie.core.layers import current_mode, probing
-from coterie.core.model import Model
+from coterie.core.model import Model, Network
 from coterie.core.ops import Losses, stack_size
 from coterie.core.tree import Params, leaves, row, tree_map
 from coterie.engines.first import Watch, Wide
-from coterie.engines.twins import Network
 
 
 class Probes:

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from coterie.core.client import Batch
 from coterie.core.layers import training
-from coterie.core.model import Model
+from coterie.core.model import Model, Network
 from coterie.core.ops import Fit, stack_size
 from coterie.core.random import fold, permutation
 from coterie.core.training import LocalSGD, join, part
 from coterie.core.tree import Tree, row, tree_map
 from coterie.engines.first import Gram, Watch
-from coterie.engines.twins import Network
 
 Optimizer: TypeAlias = dict[str, list[Tensor]]
 

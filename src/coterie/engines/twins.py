@@ -6,7 +6,7 @@ layer it stands for.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coterie.core.layers import SMALL, KeyedDropout, MaskedBatchNorm, current_mode
-from coterie.core.model import Model
+from coterie.core.model import Model, Network
 from coterie.core.random import fold, uniform
 from coterie.core.tree import tree_map
 
@@ -306,32 +306,6 @@ def _rows_of(value: Any, c: int, clients: int) -> Any:
     if isinstance(value, Tensor) and value.ndim and len(value) % clients == 0:
         return value.chunk(clients)[c]
     return value
-
-
-class Network:
-    """A network with every layer that has weights swapped for its twin, called with given weights.
-
-    The network is this object's own, so weights are put in their places directly, which costs a
-    tenth of `functional_call`.
-    """
-
-    def __init__(self, module: nn.Module, own: Sequence[str] = ()) -> None:
-        self.module, self.own = module, tuple(own)  # layers run for each client in turn
-        names = {
-            id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())
-        }
-        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        for layer in module.modules():
-            for table in (layer._parameters, layer._buffers):
-                for key, value in table.items():
-                    if value is not None:
-                        self.places.setdefault(names[id(value)], []).append((table, key))
-
-    def __call__(self, values: dict[str, Tensor], x: Any) -> Any:
-        for name, value in values.items():
-            for table, key in self.places[name]:
-                table[key] = value
-        return self.module(x)
 
 
 def twin_of(model: Model) -> Network:
