@@ -268,7 +268,7 @@ def _performed(todo: list[Task], plan: Plan, jobs: int, show: bool) -> Iterable[
             parts.append(f"accuracy {figures['accuracy']:.1f} %,")
         elif "success" in figures:
             parts.append("success," if figures["success"] else "no success,")
-        else:
+        elif figures.get("loss") is not None:
             parts.append(f"loss {figures['loss']:.4f},")
         if figures.get("ari") is not None:
             parts.append(f"ARI {figures['ari']:.2f},")
