@@ -5,7 +5,8 @@ from coterie.experiments.recipes import (
     clove_images,
     clove_more,
     clove_text,
+    fedgmi,
     ifca,
 )
 
-__all__ = ["clove_autoencoder", "clove_images", "clove_more", "clove_text", "ifca"]
+__all__ = ["clove_autoencoder", "clove_images", "clove_more", "clove_text", "fedgmi", "ifca"]
