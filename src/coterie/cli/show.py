@@ -1,19 +1,33 @@
 """coterie show"""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from coterie.cli.options import Folder, Json
 
+Picture = Annotated[
+    Path | None,
+    typer.Option(help="Draw the clients' shares of components to this file (FedGMI, FedSoft)."),
+]
 
-def show(folder: Folder, json: Json = False) -> None:
+
+def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
     """Show a finished run: what was found, its groups, its clients.
 
-    Example:
+    Examples:
 
       coterie show runs/a
+
+      coterie show runs/mixtures --picture shares.png
     """
-    from coterie.report.cards import shown
+    from coterie.report.cards import draw_shares, shown
     from coterie.running.folder import RunFolder
 
     target = RunFolder(folder)
+    if picture is not None:
+        draw_shares(target, picture)
     if json:
         import json as json_
 

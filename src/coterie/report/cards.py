@@ -1,8 +1,10 @@
 """A finished run in text: what was found, a card per group, a row per client."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import ConfigError
 from coterie.report.table import Table
 from coterie.report.words import found
 from coterie.running.folder import RunFolder
@@ -53,6 +55,21 @@ def mixture_card(mixture: dict[str, Any]) -> str:
         own = ", ".join(f"{value:.1%}" for value in mixture["matched"])
         lines.append(f"  experts on their own components: {own} right")
     return "\n".join(lines)
+
+
+def draw_shares(folder: RunFolder, out: str | Path) -> Path:
+    """The clients' shares of components as bars; for methods that estimate them."""
+    from coterie.report.mixture_pictures import proportions_picture
+
+    rows = json.loads(folder.final_files()["clients.json"])["clients"]
+    k = sum(name.startswith("share ") for name in rows[0])
+    if not k:
+        raise ConfigError(
+            f"Picture: {folder.path} has no shares of components. Run fedgmi or fedsoft."
+        )
+    shares = [[row[f"share {j}"] or 0.0 for j in range(k)] for row in rows]
+    errors = [[row[f"error {j}"] or 0.0 for j in range(k)] for row in rows]
+    return proportions_picture([row["client"] for row in rows], shares, errors, out)
 
 
 def _with_shares(row: dict[str, Any]) -> dict[str, Any]:

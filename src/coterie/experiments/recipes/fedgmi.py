@@ -126,6 +126,8 @@ def describe(
         out["algorithm"] = {"name": "fedgmi", "rounds": rounds, "n_components": k}
         if printed_one:
             out["algorithm"] |= {"published": True}
+            if not paper:
+                out["algorithm"] |= {"n_decoded": 32, "anchor_epochs": 10}
         else:
             out["algorithm"] |= {"warm_rounds": warm, "anchor_epochs": 3}
         out["vae"], out["local_vae"] = nets["vae"], dict(WORK)
