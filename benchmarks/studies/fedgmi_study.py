@@ -9,14 +9,10 @@ the file already are not run again.
 Needs the data folder named by COTERIE_DATA.
 """
 
-import gzip
-import io
 import json
-import os
 import sys
 import time
 import warnings
-import zipfile
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +26,17 @@ from torch.nn import functional
 from coterie import LocalSGD, Model
 from coterie.algorithms.fedgmi import DONE, FedGMI
 from coterie.core.client import Batch
+from coterie.core.random import normal, seed_key
 from coterie.core.tree import row
 from coterie.data import from_arrays
+from coterie.data.sources import load
 from coterie.engines import Simulation
 from coterie.metrics import mixture_error
-from coterie.models import MLP, VAE
-from coterie.models.vae import bernoulli
+from coterie.models import CNN, MLP, VAE, ConvVAE
+from coterie.models.vae import bernoulli, gaussian, pixels
+from coterie.report import mixture_pictures as pictures
 
 CLIENTS = 50
-DATA = Path(os.environ.get("COTERIE_DATA", "."))
 
 
 class Mixed(NamedTuple):
@@ -51,42 +49,13 @@ class Mixed(NamedTuple):
     classes: int
 
 
-def idx(name: str) -> Tensor:
-    """An array in the format of the MNIST files."""
-    with gzip.open(DATA / name) as file:
-        raw = file.read()
-    shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).copy()).reshape(
-        shape
-    )
-
-
-def mnist() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, tx = (
-        idx(f"mnist/{s}-images-idx3-ubyte.gz").float()[:, None] / 255 for s in ("train", "t10k")
-    )
-    y, ty = (idx(f"mnist/{s}-labels-idx1-ubyte.gz").long() for s in ("train", "t10k"))
-    return x, y, tx, ty
-
-
-def cifar(train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from PIL import Image
-
-    def images(names: list[str], most: int) -> Tensor:
-        out = []
-        for name in names:
-            with zipfile.ZipFile(DATA / "cifar-10" / name) as archive:
-                for member in sorted(archive.namelist()):
-                    if len(out) < most and not member.endswith("/"):
-                        out.append(
-                            np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("RGB"))
-                        )
-        return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).float() / 255
-
-    x = images([f"data_batch_{i}.webp.zip" for i in range(1, 6)], train)
-    tx = images(["test_batch.webp.zip"], test)
-    y, ty = (idx(f"cifar-10/{s}-labels-idx1-ubyte.gz").long() for s in ("train", "test"))
-    return x, y[: len(x)], tx, ty[: len(tx)]
+def images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and test images [n, c, h, w] in 0..1 and labels of a data set."""
+    pool = load(name)
+    x = pool.x if pool.x.ndim == 4 else pool.x[:, None]
+    train, test = pool.rows("train"), pool.rows("test")
+    y = pool.y.long()
+    return x[train].float() / 255, y[train], x[test].float() / 255, y[test]
 
 
 def turned(x: Tensor, degrees: float) -> Tensor:
@@ -150,8 +119,7 @@ def federation(
     xs, ys, parts = [], [], []
     for i, rows in enumerate(picked):
         part = torch.repeat_interleave(torch.arange(len(degrees)), counts[i])
-        images = torch.cat([turned(x[rows[part == j]], d) for j, d in enumerate(degrees)])
-        xs.append(images)
+        xs.append(torch.cat([turned(x[rows[part == j]], d) for j, d in enumerate(degrees)]))
         ys.append(y[rows])
         parts.append(part)
     data = from_arrays(xs, ys, test_fraction=0.0)
@@ -161,8 +129,7 @@ def federation(
 
 def letters(shares: Tensor, n: int, seed: int) -> Mixed:
     """Upper against lower case, 26 labels; 3,000 of each case held out."""
-    x = idx("emnist/emnist-byclass-test-images-idx3-ubyte.gz").float().mT[:, None] / 255
-    y = idx("emnist/emnist-byclass-test-labels-idx1-ubyte.gz").long()
+    _, _, x, y = images("emnist")  # the test file alone has letters enough
     draw = np.random.default_rng(seed)
     pools, tests = [], []
     for low in (10, 36):
@@ -177,15 +144,15 @@ def letters(shares: Tensor, n: int, seed: int) -> Mixed:
         counts = whole(shares, torch.full((CLIENTS,), n))
     xs, ys, parts, at = [], [], [], [0, 0]
     for i in range(CLIENTS):
-        images, labels, part = [], [], []
+        own_x, own_y, part = [], [], []
         for j, (rows, low) in enumerate(pools):
             own = rows[at[j] : at[j] + int(counts[i, j])]
             at[j] += len(own)
-            images.append(x[own])
-            labels.append(y[own] - low)
+            own_x.append(x[own])
+            own_y.append(y[own] - low)
             part.append(torch.full((len(own),), j))
-        xs.append(torch.cat(images))
-        ys.append(torch.cat(labels))
+        xs.append(torch.cat(own_x))
+        ys.append(torch.cat(own_y))
         parts.append(torch.cat(part))
     return Mixed(from_arrays(xs, ys, test_fraction=0.0), parts, counts / n, tests, 26)
 
@@ -225,12 +192,11 @@ def judged(algorithm: FedGMI, fed: Simulation, state: Any, mixed: Mixed) -> dict
         estimate = found.others[name][:, order]
         out[name] = [float((estimate - truth).abs().mean()), slope(estimate, truth)]
     out["spearman"] = min(v or 0 for v in mixture_error(found.others["count"], truth)["spearman"])
-    own, _ = state.own[:, order], None
+    own = state.own[:, order]
     out["own"] = [float((own - truth).abs().mean()), slope(own, truth)]
     back = torch.tensor(order).argsort()
     right = total = local = 0
     experts, vaes = state.experts, state.vaes
-    scored = {}
     with torch.no_grad():
         for i in range(len(mixed.part)):
             part = fed.memory.get(i)["samples"]["part"]
@@ -272,10 +238,10 @@ def judged(algorithm: FedGMI, fed: Simulation, state: Any, mixed: Mixed) -> dict
         matched = matrix.diagonal() * 100
         others = (matrix - 2 * torch.eye(k)).max(0).values * 100
         out |= {
+            "matrix": (100 * matrix).tolist(),
             "matched": matched.tolist(), "gap": (matched - others).tolist() if k > 1 else [],
             "client_local": 100 * local / total, "client_test": 100 * routed / n,
         }  # fmt: skip
-    del scored
     return out
 
 
@@ -292,12 +258,50 @@ def purity(state: Any, truth: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def draw(
+    algorithm: FedGMI, fed: Simulation, state: Any, mixed: Mixed, history: dict[int, Any], out: Path
+) -> None:
+    """All pictures of a run."""
+    found = algorithm.mixture(state, fed.everyone())
+    order = best_order(found.others["count"], mixed.shares)
+    named = {name: found.others[name][:, order].tolist() for name in ("count", "tail", "anchor")}
+    truth = mixed.shares.tolist()
+    pictures.shares_picture(truth, named, out / "shares.png")
+    pictures.eigenvalue_picture(
+        state.eigenvalues.tolist(), state.thresholds.tolist(), out / "eigenvalues.png"
+    )
+    errors = found.errors[:, order].tolist()
+    names = list(fed.names)
+    pictures.proportions_picture(names, named["tail"], errors, out / "proportions.png")
+    if len(order) == 3:
+        pictures.ternary_picture(truth, named["tail"], out / "ternary.png")
+    rounds = list(history)
+    pictures.experts_picture(rounds, [history[t]["matrix"] for t in rounds], out / "experts.png")
+    samples = {t: history[t]["samples"][order] for t in rounds}
+    pictures.samples_picture(samples, out / "samples.png")
+
+
+def decoded(algorithm: FedGMI, state: Any, m: int = 6) -> Tensor:
+    """Samples drawn from every VAE, the same codes each time: [k, m, c, h, w]."""
+    code = normal(seed_key(0), (m, algorithm._latent))
+    with torch.no_grad():
+        shown = [
+            pixels(algorithm.vae.apply(row(state.vaes, j), {"code": code}), algorithm.vae.loss)
+            for j in range(len(state.offsets))
+        ]
+    return torch.stack(shown)
+
+
+PICTURES: list[Path] = []  # folder to draw to, if one was asked for
+
+
 def run(
     algorithm: FedGMI, mixed: Mixed, seed: int, selected: int, most: int = 10**6
 ) -> dict[str, Any]:
     """One run to its end, with figures at the start, after some rounds and at the end."""
+    history: dict[int, Any] = {}
     fed = Simulation(mixed.data, seed, selected / CLIENTS)
-    began = time.perf_counter()
+    began = time.process_time()
     fed.begin(-1)
     state = algorithm.init(fed)
     fed.commit()
@@ -316,13 +320,18 @@ def run(
                 out["eigenvalues"], out["threshold"] = info["eigenvalues"], info["threshold"]
                 out["k_found"] = len(state.offsets)
             if before == 2 and int(state.stage) == 3:
-                started = time.perf_counter() - began
+                started = time.process_time() - began
                 out |= {"start_seconds": started, **purity(state, mixed.shares)}
-            if before == 3 and int(state.turn) in (1, 11, 21):
+            turn = int(state.turn) if int(state.stage) == before else algorithm.rounds
+            if before == 3 and (turn in (1, 11, 21) or (PICTURES and turn % 5 == 0)):
                 kept = judged(algorithm, fed, state, mixed)
-                out[f"round_{int(state.turn) - 1}"] = kept.get("division")
+                out[f"round_{turn - 1}"] = kept.get("division")
+                if "matrix" in kept:
+                    history[turn] = {**kept, "samples": decoded(algorithm, state)}
     out |= judged(algorithm, fed, state, mixed)
-    out["seconds"] = time.perf_counter() - began
+    if PICTURES and history:
+        draw(algorithm, fed, state, mixed, history, PICTURES[0])
+    out["seconds"] = time.process_time() - began
     out["warnings"] = sorted({str(w.message)[:160] for w in warned})
     return out
 
@@ -344,7 +353,7 @@ def method(classes: int, n: int, **changes: Any) -> FedGMI:
 
 def digits(degrees: list[float], kind: str, n: int, seed: int, **more: Any) -> Mixed:
     shares = drawn_shares(kind, len(degrees), seed)
-    return federation(*mnist(), degrees, shares, torch.full((CLIENTS,), n), seed, **more)
+    return federation(*images("mnist"), degrees, shares, torch.full((CLIENTS,), n), seed, **more)
 
 
 TWO, THREE, NEAR = [0.0, 90.0], [0.0, 90.0, 180.0], [0.0, 25.0]
@@ -364,7 +373,23 @@ def lines() -> dict[str, Any]:
 
         return one
 
+    def photographs(degrees: list[float], n: int, rounds: int) -> Any:
+        def one(seed: int) -> dict[str, Any]:
+            shares = drawn_shares("random", len(degrees), seed)
+            x, y, tx, ty = images("cifar10")
+            sizes = torch.full((CLIENTS,), n)
+            mixed = federation(x, y, tx[:2000], ty[:2000], degrees, shares, sizes, seed)
+            vae = Model(lambda: ConvVAE(3, 32, 32, (16, 32)), gaussian)
+            expert = Model(lambda: CNN(3, 32, 10, (16, 32)))
+            work = LocalSGD(0.001, epochs=2, batch_size=32, optimizer="adam")
+            algorithm = FedGMI(vae, expert, work, work, evidence="x", rounds=rounds)
+            return run(algorithm, mixed, seed, 5)
+
+        return one
+
     return {
+        "photographs-K2": photographs(TWO, 150, 10),
+        "photographs-K3": photographs(THREE, 150, 10),
         "K2-linear": digits_run(TWO, "linear", 300),
         "K2-random": digits_run(TWO, "random", 300),
         "K2-large": digits_run(TWO, "random", 1200, rounds=30),
@@ -379,6 +404,7 @@ def lines() -> dict[str, Any]:
         "letters-random-joint": letters_run("random", evidence="joint"),
         "K3-joint": digits_run(THREE, "random", 300, rounds=20, evidence="joint"),
         "near-joint": digits_run(NEAR, "random", 300, rounds=20, evidence="joint"),
+        "K3-small": digits_run(THREE, "random", 150, rounds=20),
         "K2-joint": digits_run(TWO, "random", 300, evidence="joint"),
         "published-K2": digits_run(TWO, "random", 300, published=True, n_components=2),
         "published-K3": digits_run(THREE, "random", 300, published=True, n_components=3),
@@ -389,7 +415,9 @@ def main() -> None:
     parser = options(__doc__.splitlines()[0], seeds=3)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--only", nargs="+", help="names of the runs")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures of the last run")
     args = parser.parse_args()
+    PICTURES.extend([args.pictures] if args.pictures else [])
     known = lines()
     kept = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for name in args.only or known:
