@@ -716,9 +716,9 @@ class FedGMI(Algorithm):
             return by_score
         points = (reply["mean"] - state.centre) @ state.root
         units = mix.beyond(points, state.corners) * reply["n"].double().sqrt()
-        # Outside the simplex by three standard deviations counts as strange as the refusal bar.
+        # Outside the simplex by three standard deviations is where a client is refused.
         by_code = torch.zeros_like(by_score).masked_scatter(
-            torch.isin(ids, heard), units / 3 * REFUSAL * 0.5
+            torch.isin(ids, heard), units / 3 * REFUSAL
         )
         return torch.maximum(by_score, by_code)
 
