@@ -12,7 +12,7 @@ BENCHMARKS := $(sort $(filter-out %/common.py,$(wildcard benchmarks/studies/*.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench studies docs clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +33,11 @@ lint: $(STAMP)  ## Check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src/coterie
 
-bench: $(STAMP)  ## Run every study in benchmarks/ (about an hour)
+bench: $(STAMP)  ## Measure speed beside the plain loop and other packages (about an hour, idle)
+	$(BIN)/coterie bench --peers --growth --json benchmarks/results/bench.json \
+		--docs docs/performance.md
+
+studies: $(STAMP)  ## Run every study in benchmarks/studies (about an hour)
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(DOCS_STAMP)  ## Build the documentation into docs/_build/html

@@ -104,7 +104,8 @@ def interleaved(
     """Time variants in turn, so that a slow minute is slow for all of them.
 
     One call of each is not timed. A sample during which others used more than 8 % of the
-    processors is taken again, up to three times; the least disturbed one counts.
+    processors is taken again, up to three times and as often in all as there are repeats; the
+    least disturbed one counts.
     """
     calls = {}
     for name, run in runs.items():
@@ -114,11 +115,11 @@ def interleaved(
     timings = {name: Timing([], 0) for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
-            tried = [take(run, calls[name])]
-            while (tried[-1].foreign or 0.0) > FOREIGN and len(tried) <= RETRIES:
+            old, tried = timings[name], [take(run, calls[name])]
+            left = min(RETRIES, repeats - old.repeated)
+            while (tried[-1].foreign or 0.0) > FOREIGN and len(tried) <= left:
                 tried.append(take(run, calls[name]))
             best = min(tried, key=lambda s: s.foreign or 0.0)
-            old = timings[name]
             timings[name] = Timing([*old.samples, best], old.repeated + len(tried) - 1)
     return timings
 

@@ -1,12 +1,151 @@
-"""The page on speed, written from the figures."""
+"""The page on speed in the documentation, written from the figures of one run."""
 
 from pathlib import Path
 from typing import Any
 
+from coterie.bench import report
+from coterie.bench.goals import SLACK
+from coterie.bench.variants import RELATIVE, WHAT
+from coterie.bench.workloads import NAMES
+
+INTRO = """# Speed
+
+<!-- Written by `coterie bench --from FILE --docs THIS`; edit src/coterie/bench/page.py instead. -->
+
+Researchers simulate federations on one machine, and most of the time goes into training many small
+models, one after the other. The engine here trains many clients as one computation. This page says
+what that is worth: for each workload the time of a round, beside the loop everybody writes and
+beside other packages.
+
+{machine}
+"""
+READING = """## How to read the figures
+
+- **A round** is one call of a method's `step` in a simulated federation: training of all clients,
+  averaging, and for clustered methods the losses of all models and the grouping. Data is in memory;
+  evaluation is not part of it. The engine draws its batches within the round, the plain loop gets
+  them ready made.
+- **Ratio** is the time of the plain loop over the time of the variant, both from the same process:
+  *x4* means four times as fast. Absolute times differ by a half between days; ratios by less, so
+  only ratios are compared, and differences below 15 % mean nothing.
+- **The plain loop**: for each client copy the model in, make an optimiser of `torch.optim`, then
+  `zero_grad`, `backward`, `step` for every batch, and add the result to the mean.
+- **Of peak** is the share of what the machine reaches in a product of two 2048 x 2048 matrices,
+  measured in the same process with the same threads. Operations are those of the plain way:
+  forward, gradient of weights, gradient of inputs except in the first layer. The Gram form needs
+  fewer, so its share may exceed 100 %.
+- **Spread** is the slowest less the fastest sample, over the median. **Others** is the largest
+  share of the processors that other processes used during a sample that counts; samples above
+  {limit} are repeated a few times, and a figure that stayed above is marked *disturbed*.
+- **Apart** is the largest difference of any weight from the plain loop after one round. Every
+  variant is compared before it is timed, and is not timed if it is further off than its tolerance
+  or by more than {relative} of what the round changed.
+- **Memory** is the peak of a process of its own that runs two rounds, libraries included.
+
+Variants: {variants}.
+
+Before timing, each variant is called once; then all take turns, and the median of {repeats}
+samples counts.
+"""
+AGAIN = """## Measure it yourself
+
+```bash
+coterie bench --only W1,W9                  # two workloads, a few minutes
+coterie bench --peers --growth --json results/bench.json
+coterie bench --from results/bench.json --docs performance.md
+coterie bench --explain cnn                 # what is stacked in a network, and what is not
+```
+
+The machine should be idle. The file has, per workload and variant, `seconds`, `ratio` (to the plain
+loop) and `peak_fraction`, and whatever the tables on this page show.
+"""
+
 
 def write(results: dict[str, Any], path: Path) -> None:
     """Write the page, with its picture beside it."""
-    from coterie.bench import report
+    picture = path.with_suffix(".png")
+    drawn = report.picture(results, picture)
+    path.write_text(page(results, picture.name if drawn else None))
 
-    report.picture(results, path.with_suffix(".png"))
-    path.write_text(report.markdown(results))
+
+def page(results: dict[str, Any], picture: str | None = None) -> str:
+    """The page as Markdown."""
+    machine, settings = results["machine"], results["settings"]
+    text = (
+        f"One run on {machine['processor']} with {machine['cores']} cores and "
+        f"{machine['memory_gb']:.0f} GB, torch {machine['torch']}. Images: {results['data']}."
+    )
+    if settings["scale"] != 1:
+        text += f"\n\n**A trial with {settings['scale']:g} of the clients: no figure counts.**"
+    parts = [INTRO.format(machine=text), "## In short\n", short(results)]
+    missing = [name for name in NAMES if name not in results["workloads"]]
+    if missing:
+        parts.append(f"Not measured in this run: {', '.join(missing)}.")
+    if picture is not None:
+        parts.append(f"![Ratio to the plain loop by workload and variant]({picture})")
+    parts.append(
+        READING.format(
+            limit=f"{100 * results['foreign_limit']:.0f} %",
+            relative=f"{100 * RELATIVE:.0f} %",
+            repeats=settings["repeats"],
+            variants="; ".join(f"`{name}`: {what}" for name, what in WHAT.items()),
+        )
+    )
+    parts.append("## Workloads\n")
+    parts += [report.block(key, found) for key, found in results["workloads"].items()]
+    if results["extras"]:
+        parts.append("## Many clients, and the server\n")
+        parts += [report.extra(name, found) for name, found in results["extras"].items()]
+    if results.get("growth"):
+        parts += [
+            "## Growth\n",
+            "Time of a round as one size grows and all else stays. A straight line is laid through "
+            "the points; its start is the fixed cost of a round.",
+            report.growth(results["growth"]),
+        ]
+    if results.get("peers"):
+        parts += [
+            "## Other packages\n",
+            "The same network, start, data and batches, FedAvg, on two processors. Each package "
+            "runs in an environment of its own; its first round is checked against the plain loop "
+            "and reported apart, because workers start in it. These figures cross processes: "
+            "read them as within a half.",
+            report.peers(results["peers"]),
+        ]
+    if results.get("goals"):
+        parts += [
+            "## Goals\n",
+            f"A goal counts as missed below {100 * SLACK:.0f} % of it, because ratios within one "
+            "run still move; the floor (never slower than 0.95 of the plain loop), memory and "
+            "straight lines have no such allowance.",
+            report.goals(results["goals"]),
+        ]
+    return "\n\n".join([*parts, AGAIN])
+
+
+def short(results: dict[str, Any]) -> str:
+    """One line per workload: the plain loop, our engine, the best kernel."""
+    lines = []
+    for key, found in results["workloads"].items():
+        timed = {n: v for n, v in found.get("variants", {}).items() if "seconds" in v}
+        if "ours" not in timed or "plain" not in timed:
+            lines.append([key, found.get("title", ""), "", "", "", ""])
+            continue
+        plain, ours = timed["plain"], timed["ours"]
+        best = max((n for n in timed if n != "plain"), key=lambda n: timed[n]["ratio"])
+        lines.append(
+            [
+                f"{key.partition('@')[0]}, {_threads(found['threads'])}",
+                found["title"],
+                report.seconds(plain["seconds"]),
+                report.seconds(ours["seconds"]),
+                f"x{ours['ratio']:.1f}",
+                f"x{timed[best]['ratio']:.1f} (`{best}`)",
+            ]
+        )
+    names = ["workload", "what", "plain loop", "this engine", "ratio", "best variant"]
+    return report.table(names, lines)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from coterie.bench.measure import FOREIGN
 from coterie.bench.variants import WHAT
 from coterie.bench.workloads import NAMES
 
@@ -61,7 +62,7 @@ def block(key: str, found: dict[str, Any]) -> str:
                 f"x{v['ratio']:.2f}",
                 _part(v["peak_fraction"]),
                 _part(v["spread"]),
-                _part(v["foreign"]),
+                _part(v["foreign"]) + (" *disturbed*" if (v["foreign"] or 0) > FOREIGN else ""),
                 f"{v['agreement']['largest']:.0e}",
                 _memory(v),
             ]
@@ -233,9 +234,12 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    """Ratios as bars, growth as lines."""
-    import matplotlib
+def picture(results: dict[str, Any], path: Path) -> bool:
+    """Draw ratios as bars and growth as lines; False if there is nothing to draw, or no plots."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -245,7 +249,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     curves = {k: v for k, v in results.get("growth", {}).items() if "seconds" in v}
     columns = bool(works) + bool(curves)
     if not columns:
-        return
+        return False
     tall = max(3.0, 0.9 + 0.16 * (len(names) + 1) * len(works))
     figure, axes = plt.subplots(
         1, columns, figsize=(7.5 * columns, min(tall, 16)), squeeze=False, layout="constrained"
@@ -256,6 +260,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
         _lines(axes[0, -1], curves)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return True
 
 
 def _timed(found: dict[str, Any], name: str) -> bool:
