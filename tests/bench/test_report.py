@@ -54,7 +54,7 @@ def results():
             "server": {
                 "mean": {"clients": 9, "variants": {"ours": {"seconds": 1.0, "ratio": 3.0}}},
                 "cluster": {"seconds": 1.0, "peak_mb": 1.0},
-                "choice": {"seconds": 2.0, "peak_mb": 1.0, "sampled": True},
+                "choice": {"seconds": 2.0, "peak_mb": 1.0, "clients": 100_000, "rows": 5_000},
                 "matching": {"error": "did not end within 900 s"},
             },
         },
@@ -87,10 +87,11 @@ def test_the_tables_say_what_was_found_and_what_failed():
         "no such kernel",
         "**W9** could not be measured: out of memory",
         "failed: did not end within 900 s",
-        "sample of 20,000",
+        "sample of 5,000",
         "x30.0",
         "not measured: cannot be installed",
-        "| W1 | general | times the plain loop | x4.00 | x5.00 | ours | yes |",
+        "| W1 | general | times the plain loop | x4.00 | not measured | twins | **no** |",
+        "| W1 | special | times the plain loop | x5.50 | x5.00 | ours | yes |",
     ):
         assert words in text
 

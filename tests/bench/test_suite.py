@@ -39,6 +39,22 @@ def test_a_shrunken_run_writes_all_figures(tmp_path):
     assert "W9, 1 thread" in (tmp_path / "performance.md").read_text()
 
 
+def test_an_interrupted_run_is_continued(monkeypatch):
+    asked = []
+
+    def attempt(job, seconds=0.0):
+        asked.append((job["name"], job["threads"]))
+        return {"error": "broken"} if job["name"] == "W2" else {"title": "", "n": len(asked)}
+
+    monkeypatch.setattr(suite, "attempt", attempt)
+    first = suite.run(["W1", "W2"], threads=1, repeats=1, memory=False)
+    again = suite.run(["W1", "W2", "W9"], threads=1, repeats=1, memory=False, before=first)
+    assert asked == [("W1", 1), ("W2", 1), ("W2", 1), ("W9", 1)]  # what failed is tried again
+    assert again["workloads"]["W1"]["n"] == 1
+    with pytest.raises(ConfigError, match="another file"):
+        suite.run(["W1"], threads=1, repeats=2, memory=False, before=first)
+
+
 def test_a_block_that_fails_says_why():
     assert "no-such" in suite.attempt({"kind": "no-such"})["error"]
 

@@ -123,7 +123,8 @@ def _server(found: dict[str, Any]) -> str:
         if "error" in v:
             lines.append([word, f"failed: {v['error']}", "", ""])
             continue
-        word += " (silhouette of a sample of 20,000)" if v.get("sampled") else ""
+        if v.get("rows", v.get("clients")) != v.get("clients"):
+            word += f" (on a sample of {v['rows']:,})"
         lines.append([word, seconds(v["seconds"]), "", f"{v['peak_mb']:.0f} MB"])
     clients = mean.get("clients", 0)
     return f"**W8** The server alone, {clients:,} clients, 10 groups, 10,000 weights.\n\n" + table(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.bench import measure
-from coterie.clustering.choose_k import SILHOUETTE_ROWS, choose_k
+from coterie.clustering.choose_k import choose_k
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.loss_vectors import match_models
 from coterie.core.aggregate import Mean, Sums
@@ -102,8 +102,9 @@ def cluster(job: dict[str, Any]) -> dict[str, Any]:
 def choice(job: dict[str, Any]) -> dict[str, Any]:
     """The number of groups among 100,000 loss vectors, by silhouettes."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
-    found = _timed({"repeats": 1}, lambda: choose_k(points, GROUPS + 2).k)
-    return {**found, "clients": len(points), "sampled": len(points) > SILHOUETTE_ROWS}
+    found = _timed({"repeats": 1}, lambda: choose_k(points, GROUPS + 2))
+    chosen = found.pop("result")
+    return {**found, "clients": len(points), "result": chosen.k, "rows": chosen.rows}
 
 
 def matching(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from coterie.bench.block import Failed, ask
 from coterie.bench.growth import SIZES
 from coterie.bench.images import images
 from coterie.bench.workloads import WORKLOADS, chosen
+from coterie.core.errors import ConfigError
 
 SCHEMA = 1
 EXTRAS = {
@@ -19,6 +20,7 @@ EXTRAS = {
     "ifca4800": "memory of the same with 4,800 clients",
 }
 DEFAULT = ("server", "scale100k", "ifca1200", "ifca4800")
+PARTS = ("workloads", "extras", "growth", "peers")
 Told = Callable[[str, dict[str, Any]], None]
 
 
@@ -30,10 +32,14 @@ def run(
     growth: bool = False,
     peers: bool = False,
     memory: bool = True,
+    before: dict[str, Any] | None = None,
     told: Told = lambda name, found: None,
     keep: Callable[[dict[str, Any]], None] = lambda results: None,
 ) -> dict[str, Any]:
-    """Measure; `told` hears of every block as it ends, `keep` gets the results so far."""
+    """Measure; `told` hears of every block as it ends, `keep` gets the results so far.
+
+    What `before`, the results of an interrupted run, already has is not measured again.
+    """
     works, extras = chosen(only, tuple(EXTRAS)) if only is not None else ([*WORKLOADS], [*DEFAULT])
     cores = os.cpu_count() or 1
     results: dict[str, Any] = {
@@ -48,6 +54,12 @@ def run(
         "peers": {},
     }
     common = {"repeats": repeats, "scale": scale}
+    if before is not None:
+        _continues(before, results)
+        results |= {part: before.get(part, {}) for part in PARTS}
+
+    def missing(part: str, name: str) -> bool:
+        return "error" in results[part].get(name, {"error": "not yet"})
 
     def done(part: str, name: str, found: dict[str, Any]) -> None:
         results[part][name] = found
@@ -58,6 +70,9 @@ def run(
     for work in works:
         counts = [threads] if threads else [min(t, cores) for t in work.threads]
         for number, count in enumerate(dict.fromkeys(counts)):
+            key = work.name if number == 0 else f"{work.name}@{count}"
+            if not missing("workloads", key):
+                continue
             job = {"kind": "times", "name": work.name, "threads": count, **common}
             found = attempt(job)
             if memory and number == 0 and "variants" in found:
@@ -65,21 +80,36 @@ def run(
                     job = {"kind": "memory", "name": work.name, "variant": name, "threads": count}
                     if name in found["variants"]:
                         found["variants"][name]["memory"] = attempt(job | common)
-            done("workloads", work.name if number == 0 else f"{work.name}@{count}", found)
+            done("workloads", key, found)
     count = threads or min(2, cores)
     for name in extras:
         name = "server" if name == "W8" else name
-        done("extras", name, extra(name, {**common, "threads": count}))
+        if missing("extras", name):
+            done("extras", name, extra(name, {**common, "threads": count}))
     for size in SIZES if growth else ():
+        if not missing("growth", size):
+            continue
         done("growth", size, attempt({"kind": "growth", "size": size, "threads": count, **common}))
     if peers:
         from coterie.bench import peers as others
 
         for name in others.PEERS:
+            if not missing("peers", name):
+                continue
             done("peers", name, others.measured(name, results, common))
     results["goals"] = goals.of_results(results)
     keep(results)
     return results
+
+
+def _continues(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Figures of one table must come from one machine and one way to measure."""
+    for part in ("schema", "machine", "settings", "data"):
+        if before.get(part) != now[part]:
+            raise ConfigError(
+                f"coterie bench: a run can only be continued where it began. {part} was "
+                f"{before.get(part)}, now {now[part]}. Write to another file."
+            )
 
 
 def attempt(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:

@@ -22,6 +22,9 @@ def bench(
         int | None, typer.Option(help="Threads; default: as many as each goal is set for.", min=1)
     ] = None,
     repeats: Annotated[int, typer.Option(help="Samples of each variant.", min=1)] = 5,
+    more: Annotated[
+        bool, typer.Option("--more", help="Keep what the file of --json has; measure the rest.")
+    ] = False,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -78,9 +81,11 @@ def bench(
                 json.write_text(json_.dumps(results, indent=1) + "\n")
 
         names = only.split(",") if only else None
-        results = suite.run(
-            names, threads, repeats, scale, growth, peers, memory, told=_say, keep=keep
-        )
+        before = None
+        if more and json is not None and json.exists():
+            before = json_.loads(json.read_text())
+        options = names, threads, repeats, scale, growth, peers, memory, before
+        results = suite.run(*options, told=_say, keep=keep)
         if results["goals"]:
             print(report.goals(results["goals"]))
         if json is not None:
