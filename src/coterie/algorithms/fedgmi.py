@@ -65,6 +65,7 @@ class State(NamedTuple):
     experts: Params  # [k, ...]
     offsets: Tensor  # [k]  added to the scores
     scale: Tensor  # nats per unit of the scores
+    labels: Tensor  # whether labels are part of the scores
     cuts: Tensor  # [k, bins - 1]  of the margins
     profiles: Tensor  # [k, k * bins]  how a component's samples spread over the bins
     eigenvalues: Tensor  # evidence for the number of components
@@ -219,6 +220,7 @@ class FedGMI(Algorithm):
             experts={},
             offsets=nothing,
             scale=torch.ones((), dtype=torch.float64),
+            labels=torch.tensor(False),
             cuts=nothing,
             profiles=nothing,
             eigenvalues=nothing,
@@ -316,6 +318,7 @@ class FedGMI(Algorithm):
             experts={} if self.model is None else self.model.init_many(fed.key("experts"), k),
             offsets=torch.zeros(k, dtype=torch.float64),
             scale=torch.ones((), dtype=torch.float64),
+            labels=torch.tensor(False),
             cuts=torch.zeros(k, self.bins - 1, dtype=torch.float64),
             profiles=torch.zeros(k, k * self.bins, dtype=torch.float64),
             eigenvalues=found.eigenvalues,
@@ -521,7 +524,8 @@ class FedGMI(Algorithm):
         state = state._replace(cuts=self._cuts(reply))
         if self.offset != "none" and k > 1:
             known = state.first[state.first[:, 0] >= 0]
-            if self.offset == "moments" or (first and self.start == "moments"):
+            corners = self.start == "moments" or bool(state.restarted)
+            if self.offset == "moments" or (first and corners):
                 state, reply = self._balance(fed, ids, state, known.mean(0), reply)
             for _ in range(2 if self.offset == "tail" else 0):
                 state = state._replace(cuts=self._cuts(reply))
@@ -544,7 +548,8 @@ class FedGMI(Algorithm):
         fine = _finite(reply["best"], "scores")
         ids = ids[fine]
         best, size = put(state.best, ids, reply["best"][fine]), reply["n"][fine].double()
-        return ids, state._replace(scale=scale, best=best, size=put(state.size, ids, size))
+        state = state._replace(scale=scale, labels=torch.tensor(joint))
+        return ids, state._replace(best=best, size=put(state.size, ids, size))
 
     def _survey(self, fed: Federation, ids: Ids, state: State) -> dict[str, Tensor]:
         heard, reply = fed.map(self.survey, state.offsets, state.cuts, to=ids)
@@ -675,8 +680,7 @@ class FedGMI(Algorithm):
             new = torch.where(state.assignment[ids] < 0, 0, state.assignment[ids])
             state = state._replace(assignment=put(state.assignment, ids, new))
             return state, Evidence(group, unsure, unsure, fits)
-        joint = float(state.scale) != 1.0
-        given = state.vaes, state.experts if joint else {}, state.scale
+        given = state.vaes, state.experts if bool(state.labels) else {}, state.scale
         heard, reply = fed.map(self.score, *given, to=ids, at_least=0)
         known = state.assignment >= 0
         if not len(heard):
