@@ -84,7 +84,7 @@ class State(NamedTuple):
     anchored: Unknown  # [clients, k]  counts undone by those of the anchors
     em: Unknown  # [clients, k]  shares of highest likelihood, if the scores were log densities
     errors: Unknown  # [clients, k]  standard errors of tail
-    best: Unknown  # [clients]  mean score of the best component
+    best: Unknown  # [clients]  mean score of the best component; means nothing without a size
     size: Unknown  # [clients]  samples
 
 
@@ -685,7 +685,7 @@ class FedGMI(Algorithm):
         known = state.assignment >= 0
         if not len(heard):
             return state, Evidence(state.assignment[ids].clamp(min=0), unsure, unsure, fits)
-        before, members = state, torch.nonzero(known & (state.best >= 0)).flatten()
+        before, members = state, torch.nonzero(known & (state.size > 0)).flatten()
         new = heard[~known[heard] & torch.isfinite(reply["best"])]
         strange = self._strangeness(fed, state, heard, reply["best"], members)
         if len(new):
