@@ -23,3 +23,24 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.body(x.flatten(1)))
+
+
+class Bottleneck(nn.Module):
+    """An autoencoder of fully connected layers; `encode` gives the code in the middle.
+
+    >>> net = Bottleneck(16, 3, hidden=(8,))
+    >>> net(torch.ones(5, 1, 4, 4)).shape, net.encode(torch.ones(5, 1, 4, 4)).shape
+    (torch.Size([5, 1, 4, 4]), torch.Size([5, 3]))
+    """
+
+    def __init__(self, n_inputs: int, n_code: int, hidden: Sequence[int] = (128,)) -> None:
+        super().__init__()
+        self.encoder = MLP(n_inputs, n_code, hidden)
+        self.decoder = MLP(n_code, n_inputs, tuple(reversed(hidden)))
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The code of each sample: [n, n_code]."""
+        return self.encoder(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x)).reshape(x.shape)
