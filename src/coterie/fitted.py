@@ -289,7 +289,7 @@ def fit(
     settings, options
         Further options of the run (`Settings`) and of the method.
     """
-    if model is None and not isinstance(algorithm, Algorithm):
+    if model is None and isinstance(algorithm, str) and _has_model(algorithm):
         data = with_note(data, f"Model '{suggested(data)}', chosen from the kind of data.")
     tables, given = _tables(data, algorithm, model, n_groups, local, options)
     tables["run"] = {"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})}
@@ -383,7 +383,14 @@ def _tables(
     elif isinstance(model, str):
         network = {"name": model}
     steps = default_local() if local is None else local
-    return {"algorithm": table, "model": network, "local": steps, "data": {}}, given
+    parts = {"model": network, "local": steps}
+    if not isinstance(algorithm, Algorithm):  # a method without a network has no table for it
+        parts = {part: value for part, value in parts.items() if part in known}
+    return {"algorithm": table, **parts, "data": {}}, given
+
+
+def _has_model(name: str) -> bool:
+    return any(field.name == "model" for field in fields(find(name)))
 
 
 def default_local() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from coterie.data import (
 from coterie.data.arrays import from_arrays
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData, Rows
-from coterie.data.mixture import mixture_sensitivity, mixture_tight
+from coterie.data.mixture import class_mixture, mixture_sensitivity, mixture_tight
 from coterie.data.readers import from_folder, from_function, from_partitions, from_table
 from coterie.data.registry import READERS, make
 from coterie.data.synthetic import (
@@ -25,6 +25,7 @@ __all__ = [
     "FederatedData",
     "Rows",
     "blobs",
+    "class_mixture",
     "digits",
     "from_arrays",
     "from_folder",

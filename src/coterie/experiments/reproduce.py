@@ -80,7 +80,7 @@ def missing(plan: Plan, studies: Iterable[Study], seeds: Iterable[int]) -> list[
         for study in studies:
             kept = stored(plan, study.name, seed)
             wanted = description(study, seed, plan)["run"]["rounds"]
-            if kept is None or kept["rounds"] < wanted:
+            if kept is None or (kept["rounds"] < wanted and not kept.get("done")):
                 out.append(Task(study, seed))
     return out
 
@@ -127,7 +127,7 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, to_json(no_nan(figures)))
     whole = task.study.describe(task.seed, plan.scale)["run"]["rounds"]
-    if figures["rounds"] >= whole:  # what is left is needed only to go on
+    if figures["done"] or figures["rounds"] >= whole:  # what is left is needed only to go on
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         shutil.rmtree(folder / "final", ignore_errors=True)
     return figures
@@ -168,6 +168,9 @@ def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, A
     rounds = result.rounds
     timings = _lines(result.folder / "timings.jsonl")
     whole = task.study.describe(task.seed, plan.scale)["run"]["rounds"]
+    done = bool(result.algorithm.done(result.state))
+    if done:  # the method itself says that nothing is left
+        whole = len(rounds)
     ari = [line.get("ari_participants", line.get("ari")) for line in rounds]
     seen = [line.get("ari") for line in rounds]
     figures: dict[str, Any] = {
@@ -176,6 +179,7 @@ def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, A
         "scale": plan.scale,
         "rounds": len(rounds),
         "published_rounds": whole,
+        "done": done,
         "seconds": round(sum(line["seconds"] for line in timings), 1),
         "version": __version__,
         "engine": plan.engine,
@@ -270,6 +274,10 @@ def _performed(todo: list[Task], plan: Plan, jobs: int, show: bool) -> Iterable[
             parts.append("success," if figures["success"] else "no success,")
         elif figures.get("loss") is not None:
             parts.append(f"loss {figures['loss']:.4f},")
+        if "components" in figures:
+            parts.append(f"{figures['components']} components,")
+        if "global_ari" in figures:
+            parts.append(f"ARI {figures['global_ari']:.2f},")
         if figures.get("ari") is not None:
             parts.append(f"ARI {figures['ari']:.2f},")
         parts.append(f"{duration(figures['seconds'])}; about {duration(left)} left")

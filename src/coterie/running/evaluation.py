@@ -261,3 +261,33 @@ def _rows(leaf: Any, keep: Tensor) -> Any:
     if isinstance(leaf, dict):
         return {name: _rows(value, keep) for name, value in leaf.items()}
     return leaf.flatten(0, 1)[keep]
+
+
+class Labels:
+    """The component of each of a client's training samples, as a task of the examiner."""
+
+    __name__ = "components"
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.__self__ = algorithm
+        self.__task__ = TaskInfo(False, "exam")
+
+    def __call__(self, client: Client, given: Tree, length: Tensor) -> dict[str, Tensor]:
+        algorithm = self.__self__
+        output = algorithm.predict(algorithm.personalise(client, given), client.train.x)
+        found, missing = output.argmax(1), len(length) - len(output)
+        return {"component": torch.cat([found, found.new_full((missing,), -1)])}
+
+
+def components(
+    algorithm: Algorithm, fed: Federation, state: Any, data: FederatedData
+) -> tuple[list[Any], list[Any]]:
+    """Component of every training sample and its label, client by client; simulations only."""
+    ids, sizes = fed.everyone(), data.sizes("train")
+    with fed.aside():
+        length = torch.zeros(int(sizes.max()))
+        _, reply = fed.map(Labels(algorithm), algorithm.deploy(state, ids), length, to=ids)
+    found = [line[:n].numpy() for line, n in zip(reply["component"], sizes.tolist(), strict=True)]
+    rows = data.rows["train"]
+    truth = [part.numpy() for part in data.y[rows.index].split(sizes.tolist())]
+    return found, truth

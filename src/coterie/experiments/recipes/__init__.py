@@ -5,8 +5,17 @@ from coterie.experiments.recipes import (
     clove_images,
     clove_more,
     clove_text,
+    fedgem,
     fedgmi,
     ifca,
 )
 
-__all__ = ["clove_autoencoder", "clove_images", "clove_more", "clove_text", "fedgmi", "ifca"]
+__all__ = [
+    "clove_autoencoder",
+    "clove_images",
+    "clove_more",
+    "clove_text",
+    "fedgem",
+    "fedgmi",
+    "ifca",
+]
