@@ -3,7 +3,7 @@
 In every round each client divides its samples among the common centres and sends the means and
 sizes of the parts; the server clusters these means, weighted by size, into the next centres.
 
-References: Garst, Reinders: Federated k-means clustering, ICPR 2024, arXiv 2310.01195.
+References: Garst, Reinders: Federated k-means clustering, 2023, arXiv 2310.01195.
 Departures: none that matter; `server="mean"` averages each centre's own means instead, which is
 Lloyd's algorithm on the pooled data.
 """
