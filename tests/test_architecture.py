@@ -23,7 +23,16 @@ ARROWS = {
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "fitted": {"core", "data", "engines", "report", "running"},
-    "experiments": {"core", "metrics", "algorithms", "data", "models", "report", "running"},
+    "experiments": {
+        "core",
+        "metrics",
+        "clustering",
+        "algorithms",
+        "data",
+        "models",
+        "report",
+        "running",
+    },
     "bench": {"core", "algorithms", "clustering", "data", "engines", "models"},
     "cli": {
         "core",

@@ -100,7 +100,7 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
         axes.annotate(
             f"chosen: {int(chosen[0])}",
             (chosen[0], 0),
-            (0, 16),
+            (0, -20),
             textcoords="offset points",
             ha="center",
             color=COLOURS[4],
@@ -114,14 +114,14 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
             axes.annotate(
                 f"runner-up: {int(second[0])} (+{gap:.0f})",
                 (second[0], gap),
-                (side * 14, 26),
+                (side * 14, -14),
                 textcoords="offset points",
                 ha="left" if side > 0 else "right",
                 color=COLOURS[2],
             )
         # What is far from the best says nothing; near it the eye must see differences.
         inner = np.sort(value)[: max(len(value) * 2 // 3, 3)].max()
-        axes.set_ylim(-0.08 * inner, 1.15 * inner)
+        axes.set_ylim(-0.17 * inner, 1.15 * inner)
         axes.set_xlabel("number of groups")
         axes.set_ylabel(f"{criterion} above the best")
         axes.set_title("How many groups?", loc="left", fontsize=13)
@@ -195,10 +195,12 @@ def _draw(
         if radius > 0:
             axes.add_patch(Circle((a, b), radius, facecolor=colour, alpha=0.14, edgecolor="none"))
             axes.add_patch(Circle((a, b), radius, fill=False, edgecolor=colour, linewidth=0.9))
-        axes.plot(a, b, marker, color=colour, markersize=6, markeredgecolor="white", zorder=3)
+        axes.plot(a, b, marker, color=colour, markersize=7.5, markeredgecolor="white", zorder=3)
     if len(frame.merged):
         merged = frame.merged @ plane
-        axes.plot(merged[:, 0], merged[:, 1], "+", color=INK, markersize=13, markeredgewidth=1.6)
+        axes.plot(
+            merged[:, 0], merged[:, 1], "+", color=INK, markersize=15, markeredgewidth=1.8, zorder=5
+        )
     axes.set_xlim(limits[0][0], limits[1][0])
     axes.set_ylim(limits[0][1], limits[1][1])
     axes.set_aspect("equal")
@@ -209,4 +211,4 @@ def _draw(
 def _caption(frames: Sequence[Frame]) -> str:
     clients = len(set(np.concatenate([frame.client for frame in frames]).tolist()))
     groups = len(frames[-1].merged)
-    return f"{groups} groups in the data of {clients} clients (marker: client)"
+    return f"{groups} groups in the data of {clients} clients (marker: client, cross: group)"
