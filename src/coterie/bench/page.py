@@ -1,4 +1,4 @@
-"""The page on speed in the documentation, written from the figures of one run."""
+"""The page on speed in the documentation, written from figures."""
 
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ def page(results: dict[str, Any], picture: str | None = None) -> str:
     """The page as Markdown."""
     machine, settings = results["machine"], results["settings"]
     text = (
-        f"One run on {machine['processor']} with {machine['cores']} cores and "
-        f"{machine['memory_gb']:.0f} GB, torch {machine['torch']}. Images: {results['data']}."
+        f"Measured on {machine['processor']} with {machine['cores']} cores and "
+        f"{machine['memory_gb']:.0f} GB, torch {machine['torch']}. Images: {results['data']}. "
+        "Workloads may come from several calls (`--more`); the variants of one never do."
     )
     if settings["scale"] != 1:
         text += f"\n\n**A trial with {settings['scale']:g} of the clients: no figure counts.**"

@@ -70,7 +70,10 @@ def bench(
     if from_ is not None:
         if not from_.exists():
             raise ConfigError(f"coterie bench: {from_} does not exist.")
+        from coterie.bench import goals
+
         results = json_.loads(from_.read_text())
+        results["goals"] = goals.of_results(results)  # by the rules of today
         print(report.markdown(results))
     else:
         from coterie.bench import suite
