@@ -156,7 +156,7 @@ def _fold(total: Tensor, leaf: Tensor, group: Tensor, weight: Tensor) -> None:
     for rows, to, share in zip(
         leaf.split(size), group.split(size), weight.split(size), strict=True
     ):
-        total.index_add_(0, to, rows * share.reshape(-1, *(1,) * (leaf.ndim - 1)))
+        total.index_add_(0, to, rows.double() * share.reshape(-1, *(1,) * (leaf.ndim - 1)))
 
 
 LARGE = 50_000

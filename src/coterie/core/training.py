@@ -198,10 +198,6 @@ class LocalSGD:
         epochs = 1 if self.epochs is None else self.epochs
         return epochs * math.ceil(n / (self.batch_size or n))
 
-    def passes(self, n: int) -> float:
-        """How often a client with n samples goes over them."""
-        return self.total_steps(n) * min(self.batch_size or n, n) / max(n, 1)
-
     def rate(self, round: Tensor) -> float:
         """Step size of a round; init counts as round 0."""
         return float(self.learning_rate * self.decay ** max(int(round.reshape(-1)[0]), 0))

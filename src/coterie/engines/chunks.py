@@ -1,7 +1,6 @@
 """Clients as stacks: who runs together, and their data, padded."""
 
 from dataclasses import fields, is_dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,10 +8,7 @@ from torch import Tensor
 from coterie.core.client import Batch, Source
 from coterie.core.model import Model
 from coterie.core.random import seed_key
-from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Tree, n_bytes, tree_map
-
-T = TypeVar("T")
 
 MODELS = 16 * 2**20
 """Bytes of parameters in a stack: half of a 32 MB cache; a factor of two changes little."""
@@ -22,24 +18,15 @@ DATA = 64 * 2**20
 
 def chunk_size(owner: object, source: Source) -> int:
     """How many clients run as one stack, from the size of a method's models and of the data."""
-    models = _parts(owner, Model)
+    models = [
+        getattr(owner, field.name)
+        for field in (fields(owner) if is_dataclass(owner) else ())
+        if isinstance(getattr(owner, field.name), Model)
+    ]
     weights = sum(n_bytes(model.init(seed_key(0))) for model in models)
     sizes = source.sizes("train")
-    largest = source.gather("train", sizes.argmax().reshape(1))
-    often = any(local.passes(int(sizes.max())) >= 2 for local in _parts(owner, LocalSGD))
-    room = 2 * MODELS if often and _few(largest) else MODELS
-    return max(1, min(room // max(weights, 1), DATA // max(n_bytes(largest), 1), 4096))
-
-
-def _parts(owner: object, kind: type[T]) -> list[T]:
-    """The fields of a method that are of a kind."""
-    values = (getattr(owner, f.name) for f in (fields(owner) if is_dataclass(owner) else ()))
-    return [value for value in values if isinstance(value, kind)]
-
-
-def _few(largest: Batch) -> bool:
-    """Fewer samples than inputs, so that weights need not be in the cache (`first.Gram`)."""
-    return isinstance(largest.x, Tensor) and largest.x.shape[1] < largest.x[0, 0].numel()
+    sample = n_bytes(source.gather("train", sizes.argmax().reshape(1)))
+    return max(1, min(MODELS // max(weights, 1), DATA // max(sample, 1), 4096))
 
 
 def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:

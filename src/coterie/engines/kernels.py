@@ -23,8 +23,8 @@ from coterie.engines.twins import NoTwin, twin_of
 
 Path = Literal["auto", "gram", "twins", "vmap", "loop"]
 
-GRAM = 256 * 2**20
-"""Bytes of products of inputs that are kept from round to round."""
+GRAM = 64 * 2**20
+"""Bytes of products of inputs that are kept from round to round; where more would be, none are."""
 HEAVY = 50_000
 """Weights from which on a network with convolutions is also tried one client after the other."""
 
@@ -77,6 +77,7 @@ class Stacked:
         self._trusted: dict[Hashable, tuple[Choice, tuple[object, ...]]] = {}
         self._probes = Probes()
         self._products: dict[Hashable, Tensor] = {}
+        self._room = GRAM
         self._chunk: tuple[Hashable, Any] = (None, None)
 
     def serves(self, name: Hashable, x: Any) -> None:
@@ -182,9 +183,12 @@ class Stacked:
         if not known or served.numel() != x.numel():
             return products(x)
         if name not in self._products:
-            if sum(leaf.nbytes for leaf in self._products.values()) + x[:, :, :1].nbytes > GRAM:
+            made = products(x)
+            self._room -= made.nbytes
+            if self._room < 0:  # a scan over more than fits never meets one again
                 self._products.clear()
-            self._products[name] = products(x)
+                return made
+            self._products[name] = made
         return self._products[name]
 
     def _network(self, model: Model) -> Network:
