@@ -152,7 +152,7 @@ def _fold(total: Tensor, leaf: Tensor, group: Tensor, weight: Tensor) -> None:
         for one, row, share in pairs:
             total[row].add_(one, alpha=share)
         return
-    # One buffer for all pieces: memory that is handed back and asked for again costs more than sums.
+    # One buffer for all pieces: memory given back and asked for again costs more than the sums.
     size = max(1, min(len(leaf), PIECE // max(leaf[0].numel(), 1)))
     buffer = torch.empty((size, *leaf.shape[1:]), dtype=torch.float64, device=leaf.device)
     for rows, to, share in zip(
