@@ -53,22 +53,32 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         (dict: by client id), or "auto" / "bic": every client chooses its own.
     n_clusters
         Components in all, if known. None: found by `criterion`.
-    covariance, criterion, rounds, local_steps, eta, sigma, weights, seeds, consensus, exclusivity,
-    radius, factor, challenger, feedback, slack, refine, min_count, noise, clip, published
-        As in `FedGEM`. `min_count` counts only when there is more than one client.
+    covariance, criterion, rounds, local_steps, eta, sigma, weights, seeds, consensus
+        As in `FedGEM`.
+    exclusivity, radius, factor, challenger, feedback, slack, refine, noise, clip, published
+        As in `FedGEM`.
+    min_count
+        As in `FedGEM`; counts only when there is more than one client.
     random_state
         Seed.
 
     Attributes
     ----------
-    n_components_ : number of components found
-    means_, covariances_, weights_ : [k, d]; [k], [k, d] or [k, d, d]; [k], shares of all samples
-    labels_ : component of each sample, by the weights of its own client
-    clients_ : ids of the clients; client_weights_ : [clients, k], zero for what a client lacks
-    path_ : list of `Step`, from single components upwards; gap_ : criterion of the runner-up minus
-        that of the number chosen; plausible_ : all numbers almost as good
-    radii_ : [c] ball of each client's component, half the distance at which a twin is merged
-    component_means_, component_counts_, component_clients_, component_groups_ : what clients sent
+    `n_components_`
+        Number of components found.
+    `means_`, `covariances_`, `weights_`
+        [k, d]; [k], [k, d] or [k, d, d]; [k], shares of all samples.
+    `labels_`
+        Component of each sample, by the weights of its own client.
+    `clients_`, `client_weights_`
+        Ids of the clients; [clients, k], zero for what a client lacks.
+    `path_`, `gap_`, `plausible_`
+        List of `Step`, from single components upwards; criterion of the runner-up minus that of the
+        number chosen; all numbers almost as good.
+    `radii_`
+        [c] ball of each client's component, half the distance at which a twin is merged.
+    `component_means_`, `component_counts_`, `component_clients_`, `component_groups_`
+        What clients sent.
 
     Examples
     --------
