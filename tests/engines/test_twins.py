@@ -212,3 +212,43 @@ def test_a_penalty_is_each_clients_own():
     torch.testing.assert_close(
         Stacked().fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9
     )
+
+
+def test_losses_that_look_alike_are_tried_one_by_one():
+    # The same shapes and titles; the second net uses its first layer twice.
+    class Once(Tied):
+        def forward(self, x):
+            return self.output(torch.tanh(self.layer(x)))
+
+    Once.__name__ = Once.__qualname__ = Tied.__name__
+    kernel, draw = Stacked(), torch.Generator().manual_seed(0)
+    x = torch.randn(len(SIZES), 12, 4, generator=draw)
+    for net in (Once, Tied):
+        model = Model(net, dtype=torch.float64)
+        fit, tree = Fit(LOCALS["sgd"], model.losses, None, None), stacked(model, x)
+        torch.testing.assert_close(
+            kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9
+        )
+    first, second = kernel.choices.values()
+    assert first.stepping == (True,) * 4
+    assert second.stepping == (False, False, True, True)
+    resumed = Stacked(choices=kernel.described())
+    assert resumed.choices == kernel.choices
+
+
+def test_a_layer_without_a_twin_runs_for_each_client_inside_the_stack():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reads, self.output = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.output(self.reads(x)[0][:, -1])
+
+    model = Model(Recurrent, dtype=torch.float64)
+    assert twin_of(model).own == ("reads",)
+    fit = Fit(LOCALS["sgd"], model.losses, None, None)
+    tree = stacked(model, torch.randn(4, 12, 6, 4, generator=torch.Generator().manual_seed(0)))
+    kernel = Stacked()
+    torch.testing.assert_close(kernel.fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9)
+    assert [choice.path for choice in kernel.choices.values()] == ["twins"]

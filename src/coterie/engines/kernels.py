@@ -4,6 +4,7 @@ import functools
 import hashlib
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -25,6 +26,8 @@ Path = Literal["auto", "gram", "twins", "vmap", "loop"]
 
 GRAM = 64 * 2**20
 """Bytes of products of inputs that are kept from round to round; where more would be, none are."""
+REMEMBERED = 100
+"""Choices a run writes down: a loss that is made anew each round is tried anew each time."""
 HEAVY = 50_000
 """Weights from which on a network with convolutions is also tried one client after the other."""
 
@@ -75,6 +78,7 @@ class Stacked:
         self._warned: set[str] = set()
         self._networks: dict[Model, Network] = {}
         self._trusted: dict[Hashable, tuple[Choice, tuple[object, ...]]] = {}
+        self._alike: Counter[str] = Counter()
         self._probes = Probes()
         self._products: dict[Hashable, Tensor] = {}
         self._room = GRAM
@@ -103,10 +107,11 @@ class Stacked:
             return Vmapped(fit, params)
         signature, holds = _signature(fit, params)
         if signature not in self._trusted:
-            name = _name(fit, params)
-            if name not in self.choices:
-                self.choices[name] = self._chosen(fit, params, work, first, rate)
-            self._trusted[signature] = (self.choices[name], holds)
+            name = self._named(fit, params)
+            choice = self.choices.get(name) or self._chosen(fit, params, work, first, rate)
+            self._trusted[signature] = (choice, holds)
+            if len(self.choices) < REMEMBERED:
+                self.choices[name] = choice
         choice = self._trusted[signature][0]
         if choice.path == "loop":
             raise OneByOne
@@ -115,6 +120,12 @@ class Stacked:
         if self._pays(choice, work):
             return self._held(fit, params, choice, work, first)
         return Twinned(fit, params, self._network, list(choice.stepping))
+
+    def _named(self, fit: Fit, params: Tree) -> str:
+        """A name that is the same when the run is resumed; losses that look alike are numbered."""
+        name = _name(fit, params)
+        self._alike[name] += 1
+        return name if self._alike[name] == 1 else f"{name} #{self._alike[name]}"
 
     def _chosen(self, fit: Fit, params: Tree, work: Work, first: Now, rate: float) -> Choice:
         """Three steps by twins against as many by `vmap`; then what else would be faster."""
