@@ -97,6 +97,7 @@ def eigenvalue_picture(
         places = range(1, len(limits) + 1)
         axes.plot(places, limits, color=COLOURS[4], marker="_", label="99 % of chance")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")  # plain numbers; powers would need mathematics
         axes.set_xticks(range(1, len(shown) + 1))
         axes.set_xlabel("direction")
         axes.set_ylabel("eigenvalue (1: chance)")
