@@ -97,7 +97,8 @@ def eigenvalue_picture(
         places = range(1, len(limits) + 1)
         axes.plot(places, limits, color=COLOURS[4], marker="_", label="99 % of chance")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")  # plain numbers; powers would need mathematics
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter("{x:g}")  # plain numbers: powers would be set as mathematics
         axes.set_xticks(range(1, len(shown) + 1))
         axes.set_xlabel("direction")
         axes.set_ylabel("eigenvalue (1: chance)")
