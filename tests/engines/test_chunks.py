@@ -73,3 +73,10 @@ def test_splits_are_not_confused():
     ids = torch.arange(2)
     assert one.batch("train", ids).mask.sum() == 5
     assert one.batch("validation", ids).mask.sum() == 0
+
+
+def test_a_chunk_is_bounded_by_what_layers_put_out():
+    # 4 inputs -> 1000 float64 -> 1000 float64: 16,000 bytes a sample, batches of 10 samples.
+    net = Model(nn.Sequential(nn.Linear(4, 1000), nn.Tanh()), dtype=torch.float64)
+    method = FedAvg(net, LocalSGD(0.1, batch_size=10))
+    assert chunk_size(method, ragged(10, 20)) == module.OUTPUTS // 160_000

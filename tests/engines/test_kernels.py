@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.core.client import Batch
 from coterie.core.model import Model
-from coterie.core.ops import using
+from coterie.core.ops import Fit, Loop, using
 from coterie.core.random import seed_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import tree_map
@@ -93,3 +94,38 @@ def test_integer_buffers_stay_integers():
     model = Model(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
     trained = fit(ragged(2, 5), model, LocalSGD(0.1, batch_size=2), model.init(KEY))
     assert trained["buffer:1.num_batches_tracked"].tolist() == [1, 3]
+
+
+class Viewing(nn.Module):
+    """Takes a view that only one layout of its images allows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.output = nn.Conv2d(2, 3, 2), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.output(torch.relu(self.conv(x)).view(len(x), -1))
+
+
+def test_images_are_probed_in_pieces_and_networks_may_view_them():
+    model = Model(Viewing, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 200, 2, 3, 3, generator=draw, dtype=torch.float64)
+    mask = torch.ones(3, 200, dtype=torch.bool)
+    batch = Batch(x, torch.zeros(3, 200, dtype=torch.int64), mask, torch.ones(3, 200))
+    bank = tree_map(lambda leaf: leaf[None], model.init_many(KEY, 4))
+    mine = Stacked().probe(model.losses, bank, batch, flattens=True)
+    expected = Loop().probe(model.losses, bank, batch, flattens=True)
+    torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_network_that_views_its_images_trains_one_by_one():
+    model, keys = Model(Viewing, dtype=torch.float64), torch.arange(2)
+    x = torch.randn(2, 6, 2, 3, 3, generator=torch.Generator().manual_seed(0)).double()
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    batch = Batch(x, torch.zeros(2, 6, dtype=torch.int64), mask, torch.ones(2, 6))
+    tree = (model.init_many(KEY, 2), batch, keys, torch.zeros(1, dtype=torch.int64), ())
+    fit = Fit(LocalSGD(0.1, steps=2), model.losses, None, None)
+    torch.testing.assert_close(
+        Stacked().fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9
+    )

@@ -50,6 +50,10 @@ class Batch(NamedTuple):
         member = label[:, None] == torch.arange(n_labels, device=label.device)  # [n, k]
         return (member * self.share()[:, None]).sum(0).to(torch.get_default_dtype())
 
+    def part(self, start: int, size: int) -> "Batch":
+        """Some rows that stand one after the other."""
+        return tree_map(lambda leaf: leaf[start : start + size], self)
+
     def first_of(self, index: Tensor, count: int) -> "Batch":
         """The first rows an index names; all of them must be real (outside stacks)."""
         index = index[:count]

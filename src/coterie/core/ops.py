@@ -56,7 +56,7 @@ class Loop:
     def _train(self, fit: Fit, params: Tree, batch: Batch, *rest: Any) -> Tree:
         """One training; images and the weights of convolutions in their fast layout."""
         if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _convolves(params):
-            fast, x = tree_map(_channels_last, (params, batch.x))
+            fast, x = tree_map(channels_last, (params, batch.x))
             try:
                 return fit.local.train(fit, fast, batch._replace(x=x), *rest)
             except RuntimeError as error:  # a network may view what is laid out otherwise
@@ -77,7 +77,8 @@ def _convolves(params: Tree) -> bool:
     return any(leaf.ndim == 4 for leaf in leaves(params))
 
 
-def _channels_last(leaf: Tensor) -> Tensor:
+def channels_last(leaf: Tensor) -> Tensor:
+    """Images, or the weights of a convolution, in the layout that convolutions are fastest in."""
     # `to`, not `contiguous`: with one channel the two layouts are one, and only strides tell.
     return leaf.to(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf
 

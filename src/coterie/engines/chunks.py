@@ -1,32 +1,64 @@
 """Clients as stacks: who runs together, and their data, padded."""
 
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.core.client import Batch, Source
 from coterie.core.model import Model
 from coterie.core.random import seed_key
+from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Tree, n_bytes, tree_map
+
+T = TypeVar("T")
 
 MODELS = 16 * 2**20
 """Bytes of parameters in a stack: half of a 32 MB cache; a factor of two changes little."""
 DATA = 64 * 2**20
 """Bytes of data in a stack."""
+OUTPUTS = 24 * 2**20
+"""Bytes that the layers of a stack put out in one step."""
 
 
 def chunk_size(owner: object, source: Source) -> int:
     """How many clients run as one stack, from the size of a method's models and of the data."""
-    models = [
-        getattr(owner, field.name)
-        for field in (fields(owner) if is_dataclass(owner) else ())
-        if isinstance(getattr(owner, field.name), Model)
-    ]
+    models = _parts(owner, Model)
     weights = sum(n_bytes(model.init(seed_key(0))) for model in models)
     sizes = source.sizes("train")
-    sample = n_bytes(source.gather("train", sizes.argmax().reshape(1)))
-    return max(1, min(MODELS // max(weights, 1), DATA // max(sample, 1), 4096))
+    largest = source.gather("train", sizes.argmax().reshape(1))
+    rows = [local.batch_size or largest.mask.shape[1] for local in _parts(owner, LocalSGD)]
+    made = max(rows, default=1) * max((_outputs(model, largest) for model in models), default=0)
+    room = MODELS // max(weights, 1), DATA // max(n_bytes(largest), 1), OUTPUTS // max(made, 1)
+    return max(1, min(*room, 4096))
+
+
+def _parts(owner: object, kind: type[T]) -> list[T]:
+    """The fields of a method that are of a kind."""
+    values = (getattr(owner, f.name) for f in (fields(owner) if is_dataclass(owner) else ()))
+    return [value for value in values if isinstance(value, kind)]
+
+
+def _outputs(model: Model, batch: Batch) -> int:
+    """Bytes that the layers of a network put out for one sample; 0 if it does not take these."""
+    count = 0
+
+    def add(_layer: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal count
+        count += n_bytes(output) if isinstance(output, Tensor) else 0
+
+    layers = [m for m in model.evaluating_network.modules() if not list(m.children())]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    try:
+        with torch.no_grad():
+            model.apply(model.init(seed_key(0)), tree_map(lambda leaf: leaf[0, :1], batch.x))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return 0
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return count
 
 
 def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:

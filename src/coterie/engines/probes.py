@@ -10,7 +10,7 @@ from torch.nn import functional
 from coterie.core.client import Batch
 from coterie.core.layers import current_mode, probing
 from coterie.core.model import Model, Network
-from coterie.core.ops import Losses, stack_size
+from coterie.core.ops import Losses, channels_last, stack_size
 from coterie.core.tree import Params, leaves, row, tree_map
 from coterie.engines.first import Watch, Wide
 
@@ -44,12 +44,14 @@ class Probes:
         columns = []
         for j in range(k):
             model = row(bank, j)
-            if wide is None:
-                values = losses(model, rows)
-            else:
+            if wide is not None:
                 known = Known(rows.x, model[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]
                 with probing(self._network, known):
                     values = losses(model, rows)
+            elif _convolves(model) and isinstance(rows.x, Tensor) and rows.x.ndim == 4:
+                values = _in_pieces(losses, model, rows)
+            else:
+                values = losses(model, rows)
             columns.append(mean(batch, values.reshape(s, n)))
         return torch.stack(columns, 1)  # [s, k]
 
@@ -88,6 +90,26 @@ class Probes:
                         setattr(layer, name, FirstLinear(child))
             self._networks[model] = Network(module)
         return self._networks[model]
+
+
+PIECE = 256
+"""Images that go through convolutions together: their activations stay in the cache."""
+
+
+def _convolves(model: Params) -> bool:
+    return any(leaf.ndim == 4 for leaf in leaves(model))
+
+
+def _in_pieces(losses: Losses, model: Params, rows: Batch) -> Tensor:
+    """Losses of images, some at a time, in the layout that convolutions are fastest in."""
+    pieces = [rows.part(start, PIECE) for start in range(0, len(rows.mask), PIECE)]
+    fast = tree_map(channels_last, model)
+    try:
+        return torch.cat([losses(fast, p._replace(x=channels_last(p.x))) for p in pieces])
+    except RuntimeError as error:  # a network may view what is laid out otherwise
+        if "view size is not compatible" not in str(error):
+            raise
+        return torch.cat([losses(model, piece) for piece in pieces])
 
 
 class Known(Watch):
