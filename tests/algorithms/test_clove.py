@@ -639,7 +639,7 @@ class Spy(nn.Module):
 def test_a_probe_meets_one_model_at_a_time_and_copies_none(points, play, first):
     Spy.seen = []
     algorithm = evaluating(Model(Spy(), "squared_error"), STILL, n_groups=5)
-    fed = Simulation(points([1.0, 2.0]), stack=False)
+    fed = Simulation(points([1.0, 2.0]), stack=False, chunk=1)
     state = first(algorithm, fed)
     Spy.seen.clear()
     fed.begin(0)

@@ -234,7 +234,7 @@ def class_mixture(
         client takes `share` / clients of all samples, as FedGEM's authors do.
 
     >>> class_mixture(n_clients=4, most=4, features=5)
-    FederatedData(4 clients, 1797 train + 0 test samples, classification, x [5], 10 outputs)
+    FederatedData('class_mixture', 4 clients, 1797 train + 0 test samples, ...)
     """
     rules = {"split": split_classes, "share": share_classes}
     if rule not in rules:
