@@ -3,11 +3,12 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 import torch
 
-from coterie.algorithms import LocalOnly
+from coterie.algorithms import FedAvg, LocalOnly
 from coterie.core.errors import DataError
 from coterie.running.build import build, read
 from coterie.running.folder import RunFolder
@@ -110,6 +111,23 @@ def test_a_process_stopped_at_any_moment_resumes_exactly(tmp_path, how):
         assert f"Go on with: coterie resume {tmp_path / 'run'}" in said
     assert not (tmp_path / "run" / "summary.json").exists()
     one = ready("clove", 30)
+    again(one, tmp_path / "run")
+    start(one, tmp_path / "whole")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_ctrl_c_counts_even_where_it_is_swallowed(tmp_path):
+    one = ready("fedavg", 3)
+
+    class Deaf(FedAvg):
+        def step(self, fed, state):
+            with suppress(KeyboardInterrupt):  # as a callback from C does
+                signal.raise_signal(signal.SIGINT)
+            return super().step(fed, state)
+
+    deaf = Deaf(one.algorithm.model, one.algorithm.local)
+    with pytest.raises(KeyboardInterrupt):
+        run(deaf, one.data, one.settings, tmp_path / "run")
     again(one, tmp_path / "run")
     start(one, tmp_path / "whole")
     assert content(tmp_path / "run") == content(tmp_path / "whole")

@@ -1,8 +1,13 @@
 """The loop: the only one. State, step, commit; every so often examine, save, show."""
 
 import shutil
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -121,7 +126,8 @@ def _attempt(
     try:
         while done < settings.rounds and not algorithm.done(state):
             began = time.perf_counter()
-            state, line = _round(algorithm, data, settings, fed, state, done)
+            with _ctrl_c():
+                state, line = _round(algorithm, data, settings, fed, state, done)
             done += 1
             lines.append(line)
             _freeze(folder, fed)
@@ -146,6 +152,28 @@ def _attempt(
     finally:
         progress.end()
     return result
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C counts even where a library swallows its exception, as callbacks from C do."""
+    old = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(old):
+        yield
+        return
+    pressed = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        old(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _federation(
