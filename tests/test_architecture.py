@@ -80,7 +80,7 @@ def test_an_arrow_that_points_back_is_seen(tmp_path):
 
 
 def test_methods_stay_short():
-    limits = {"fedavg": 60, "ifca": 160, "clove": 160}
+    limits = {"fedavg": 60, "ifca": 160, "clove": 160, "fedgem": 380}
     for name, limit in limits.items():
         lines = (PACKAGE / "algorithms" / f"{name}.py").read_text().splitlines()
         assert len(lines) <= limit, name

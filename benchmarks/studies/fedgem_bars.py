@@ -23,7 +23,7 @@ from sklearn.metrics import adjusted_rand_score
 from coterie.algorithms import FederatedKMeans, FedGEM, KFed
 from coterie.clustering.central import central_gmm
 from coterie.clustering.privacy import noise_for
-from coterie.core.algorithm import Algorithm, grow
+from coterie.core.algorithm import Algorithm, grow, per_client_fields, play
 from coterie.core.errors import DataError
 from coterie.core.tree import row
 from coterie.data import FederatedData, sources
@@ -35,6 +35,7 @@ from coterie.data.mixture import (
     split_classes,
 )
 from coterie.engines import Simulation
+from coterie.running.evaluation import components
 
 Make = Callable[[int], FederatedData]
 FIRST = 700  # seeds from here on were never used for a choice
@@ -43,38 +44,9 @@ FIRST = 700  # seeds from here on were never used for a choice
 def fit(method: Algorithm, data: FederatedData, seed: int) -> tuple[Simulation, Any]:
     """Run a method until it is done."""
     fed = Simulation(data, seed)
-    fed.begin(-1)
-    state = method.init(fed)
-    fed.commit()
-    number = 0
-    while not method.done(state):
-        fed.begin(number)
-        state, _ = method.step(fed, state)
-        fed.commit()
-        number += 1
+    for state, _ in play(method, fed):  # noqa: B007 - the last one counts
+        pass
     return fed, state
-
-
-class _Call:
-    key = torch.tensor(0)
-
-
-def found(method: Algorithm, fed: Simulation, state: Any) -> list[np.ndarray]:
-    """Component of every training sample, client by client."""
-    given = method.deploy(state, fed.everyone())
-    out = []
-    for i in range(fed.n_clients):
-        own = row(fed._client(_Call(), torch.tensor([i]), {}), 0)  # type: ignore[arg-type]
-        own = own._replace(state=fed.memory.get(i) if fed.memory.knows(i) else {})
-        output = method.predict(method.personalise(own, given), own.train.x)
-        out.append(output.argmax(1).numpy())
-    return out
-
-
-def truth(data: FederatedData) -> list[np.ndarray]:
-    """True group of every training sample, client by client."""
-    rows = data.rows["train"]
-    return [part.numpy() for part in data.y[rows.index].split(rows.sizes.tolist())]
 
 
 def both(labels: list[np.ndarray], true: list[np.ndarray]) -> tuple[float, float]:
@@ -89,7 +61,7 @@ def scored(method: Algorithm, data: FederatedData, seed: int) -> dict[str, float
     began = time.process_time()
     fed, state = fit(method, data, seed)
     seconds = time.process_time() - began
-    whole, own = both(found(method, fed, state), truth(data))
+    whole, own = both(*components(method, fed, state, data))
     k = len(state.groups.n) if hasattr(state, "groups") else len(state.centres)
     return {"K": k, "ari": whole, "own": own, "seconds": seconds}
 
@@ -97,9 +69,9 @@ def scored(method: Algorithm, data: FederatedData, seed: int) -> dict[str, float
 def central(data: FederatedData, k: int, seed: int) -> dict[str, float]:
     """The central mixture, told K."""
     rows = data.rows["train"]
+    cuts = rows.sizes.cumsum(0)[:-1].numpy()
     labels = central_gmm(data.x[rows.index].numpy(), k, seed)
-    parts = np.split(labels, rows.sizes.cumsum(0)[:-1].numpy())
-    whole, own = both(parts, truth(data))
+    whole, own = both(np.split(labels, cuts), np.split(data.y[rows.index].numpy(), cuts))
     return {"K": k, "ari": whole, "own": own}
 
 
@@ -381,6 +353,8 @@ def bar_11(seeds: int) -> list[Any]:
     for seed in range(FIRST, FIRST + seeds):
         data = mixture_tight(31, 10, 10, 200, 5.0, seed=seed)
         _, state = fit(method, data.subset(torch.arange(30)), seed)
+        own = {name: getattr(state, name)[:0] for name in per_client_fields(state)}
+        nobody = state._replace(**own)
         last = data.gather("train", torch.tensor([30]))
         far = torch.from_numpy(np.random.default_rng(seed).normal(size=(60, 10))) + 30.0
         for x, note in ((last.x[0], True), (torch.cat([last.x[0], far]), False)):
@@ -388,25 +362,10 @@ def bar_11(seeds: int) -> list[Any]:
             new = Simulation(alone, seed)
             new.begin(99)
             with new.aside():
-                _, evidence = method.place(
-                    new,
-                    grow(
-                        state._replace(
-                            counts=state.counts[:0],
-                            members=state.members[:0],
-                            centres=state.centres[:0],
-                            radii=state.radii[:0],
-                            sizes=state.sizes[:0],
-                            means=state.means[:0],
-                            variances=state.variances[:0],
-                        ),
-                        1,
-                    ),
-                    torch.tensor([0]),
-                )
+                _, evidence = method.place(new, grow(nobody, 1), new.everyone())
+            with new.aside():
                 given = method.deploy(state, new.everyone())
-                own = row(new._client(_Call(), torch.tensor([0]), {}), 0)  # type: ignore[arg-type]
-                personal = method.personalise(own, given)
+                personal = row(new.map(method.personalise, given, to=new.everyone())[1], 0)
             share = float(evidence.score[0]) * 0.05
             if not note:
                 unseen.append(share)

@@ -10,12 +10,14 @@ from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from coterie.algorithms.components import OUTSIDE
 from coterie.algorithms.fedgem import FedGEM, State
-from coterie.clustering import merging, mixtures
+from coterie.clustering import merging, mixtures, pooling
 from coterie.clustering.mixtures import Mixture
-from coterie.core.client import Client
+from coterie.core.algorithm import play
+from coterie.core.client import Client, TaskInfo
 from coterie.core.errors import CoterieError
-from coterie.core.tree import row
+from coterie.core.tree import Tree
 from coterie.data.federated import FederatedData, Rows
 from coterie.engines.simulation import Simulation
 
@@ -37,7 +39,7 @@ class Newcomer(NamedTuple):
     components: Array  # [held]  of the components found
     weights: Array  # [held]
     outside: float  # share of its samples far from all of them; 0.001 is expected
-    fits: bool  # False above 0.05: it has something nobody had
+    fits: bool  # False above OUTSIDE: it has something nobody had
 
 
 class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
@@ -160,10 +162,12 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         try:
             method = self._method()
             data = self._federation(X[order], sizes)
-            fed, state = _fit(method, data, seed)
+            fed = Simulation(data, seed)
+            for state, _ in play(method, fed):  # noqa: B007 - the last one counts
+                pass
         except CoterieError as error:
             raise ValueError(str(error)) from error
-        self._take(method, data, fed, state)
+        self._take(method, fed, state)
         labels = np.empty(len(X), dtype=np.int64)
         labels[order] = self.predict(X[order], groups=self.clients_[index[order]])
         self.labels_ = labels
@@ -193,10 +197,10 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         check_is_fitted(self)
         x = torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
         centres, variance = torch.from_numpy(self.means_), torch.from_numpy(self.covariances_)
-        weights = self._fedgem._fitting_weights(x, centres, variance)
-        outside = float(self._fedgem._outside(x, centres, variance, weights).double().mean())
+        weights = mixtures.fitting_weights(x, centres, variance)
+        outside = float(mixtures.outside(x, centres, variance, weights).double().mean())
         held = (weights > 0).nonzero().flatten()
-        return Newcomer(held.numpy(), weights[held].numpy(), outside, outside <= 0.05)
+        return Newcomer(held.numpy(), weights[held].numpy(), outside, outside <= OUTSIDE)
 
     def at(self, n_clusters: int) -> Array:
         """Group of each client's component if the path were cut at another number."""
@@ -268,21 +272,17 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         y = torch.zeros(len(x))
         return FederatedData(pool, y, rows, names, "reconstruction", 1, client_facts=facts)
 
-    def _take(self, method: FedGEM, data: FederatedData, fed: Simulation, state: State) -> None:
+    def _take(self, method: FedGEM, fed: Simulation, state: State) -> None:
         self._fedgem = method
         groups = state.groups
         self.n_components_ = len(groups.n)
         self.means_ = groups.centres.numpy()
         self.covariances_ = groups.variance.numpy()
         self.weights_ = (groups.n / groups.n.sum()).numpy()
-        given = method.deploy(state, fed.everyone())
-        own = []
-        for i in range(fed.n_clients):
-            train = row(data.gather("train", torch.tensor([i])), 0)
-            zero = torch.tensor(0)
-            me = Client(train, train, {}, fed.memory.get(i), zero, zero, zero)
-            own.append(method.personalise(me, given)["weights"])
-        self.client_weights_ = torch.stack(own).numpy()
+        everyone = fed.everyone()
+        with fed.aside():
+            _, own = fed.map(_Weights(method), method.deploy(state, everyone), to=everyone)
+        self.client_weights_ = own["weights"].numpy()
         real = state.sizes > mixtures.EMPTY
         self.component_clients_ = self.clients_[real.nonzero()[:, 0].numpy()]
         self.component_means_ = state.means[real].numpy()
@@ -301,26 +301,22 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
                 Step(int(k), float(value), float(cost), pair)
                 for (k, value, cost), pair in zip(curve, joins, strict=False)
             ]
-        within = self._component_variances
-        if within.ndim == 3:
-            within = np.diagonal(within, axis1=1, axis2=2)
-        within = within if within.ndim == 1 else within.mean(1)
         self.radii_ = merging.effective_radii(
             self.component_counts_,
-            float(np.average(within, weights=self.component_counts_)),
+            pooling.mean_variance(self.component_counts_, self._component_variances),
             self.means_.shape[1],
             entropy=method.criterion != "bic",
         )
 
     def _ward_path(self) -> merging.Path:
         """The merge path again, from what clients sent."""
-        centres, _ = merging._whitened(
+        centres, _ = merging.whitened(
             self.component_counts_, self.component_means_, self._component_variances
         )
         tolerance = self._fedgem.tolerance
-        most = int(np.bincount(self._owner).max()) if tolerance < 1 else 1
-        most = 1 if self._fedgem.criterion == "given" else most
-        return merging.ward_path(self.component_counts_, centres, self._owner, tolerance, most)
+        given = self._fedgem.criterion == "given"
+        least = 1 if given else merging.fewest(self._owner, tolerance)
+        return merging.ward_path(self.component_counts_, centres, self._owner, tolerance, least)
 
     def _joint(self, X: Any, groups: Any) -> torch.Tensor:
         check_is_fitted(self)
@@ -348,15 +344,13 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return density + torch.from_numpy(self.client_weights_[place]).log()
 
 
-def _fit(method: FedGEM, data: FederatedData, seed: int) -> tuple[Simulation, State]:
-    fed = Simulation(data, seed)
-    fed.begin(-1)
-    state = method.init(fed)
-    fed.commit()
-    number = 0
-    while not method.done(state):
-        fed.begin(number)
-        state, _ = method.step(fed, state)
-        fed.commit()
-        number += 1
-    return fed, state
+class _Weights:
+    """A client's weights over the components, as a task of the examiner."""
+
+    __name__ = "weights"
+
+    def __init__(self, method: FedGEM) -> None:
+        self.__self__, self.__task__ = method, TaskInfo(False, "exam")
+
+    def __call__(self, client: Client, given: Tree) -> dict[str, torch.Tensor]:
+        return {"weights": self.__self__.personalise(client, given)["weights"]}

@@ -154,7 +154,7 @@ def test_pulling_does_not_move_fixed_points():
     state = method.init(fed)
     starts = [client(fed, data, i) for i in range(6)]
     for _ in range(60):
-        state = method._pulled(fed, state, fed.everyone())
+        state, _ = method.pull(fed, state, fed.everyone())
     for i, own in enumerate(starts):
         k = int(own.state["count"])
         mixture = Mixture(*(own.state[name][:k] for name in Mixture._fields))

@@ -10,7 +10,13 @@ from PIL import Image
 from coterie.algorithms import FedGEM
 from coterie.core.errors import ConfigError
 from coterie.data.mixture import mixture_tight
-from coterie.report.balls import _spread, balls_animation, balls_picture, path_picture
+from coterie.report.balls import (
+    _spread,
+    balls_animation,
+    balls_picture,
+    convergence_picture,
+    path_picture,
+)
 from coterie.running.frames import watch
 
 
@@ -45,6 +51,8 @@ def test_pictures_are_written(watched, tmp_path):
     assert moving.n_frames == len(frames)
     path = path_picture(state.curve.numpy(), tmp_path / "path.png")
     assert Image.open(path).size == (750, 420)
+    curves = {"8 apart": 0.5 ** np.arange(9.0), "8 apart, alone": 0.1 ** np.arange(9.0)}
+    assert Image.open(convergence_picture(curves, tmp_path / "rates.png")).size == (750, 440)
 
 
 def test_many_features_are_projected(tmp_path):

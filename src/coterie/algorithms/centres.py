@@ -1,6 +1,7 @@
 """What methods that cluster samples by centres have in common, as functions."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from coterie.clustering import mixtures
 from coterie.core.algorithm import Algorithm, Evidence
 from coterie.core.client import Client
+from coterie.core.federation import Federation
 from coterie.core.tree import Ids
 
 # client
@@ -46,10 +48,10 @@ def local_start(client: Client, k: int) -> dict[str, Tensor]:
     return {"centres": padded(centres, k), "n": n}
 
 
-def padded(centres: Tensor, slots: int) -> Tensor:
-    """Rows of zeros after the centres there are."""
-    missing = slots - len(centres)
-    return torch.cat([centres, centres.new_zeros(missing, centres.shape[1])])
+def padded(leaf: Tensor, slots: int, fill: float = 0.0) -> Tensor:
+    """Rows of a fill value after the rows there are."""
+    missing = slots - len(leaf)
+    return torch.cat([leaf, leaf.new_full((missing, *leaf.shape[1:]), fill)]) if missing else leaf
 
 
 def divided(x: Tensor, mask: Tensor, centres: Tensor) -> dict[str, Tensor]:
@@ -96,6 +98,26 @@ def weighted_kmeans(points: Tensor, weight: Tensor, k: int, key: Tensor, starts:
     centres = centres[np.lexsort(centres.T[::-1])]
     # Fewer different points than centres: some centres stand twice.
     return torch.from_numpy(centres[np.arange(k) % found])
+
+
+def first_centres(
+    owner: Algorithm, fed: Federation, first: Callable[..., Any], k: int, starts: int = 10
+) -> Tensor:
+    """Centres of everybody's own centres, which the task `first` finds: [k, d]."""
+    _, reply = finite(owner, *fed.map(first, to=fed.everyone()))
+    return clustered(fed, reply, k, starts)
+
+
+def clustered(fed: Federation, reply: dict[str, Any], k: int, starts: int = 10) -> Tensor:
+    """Centres of the centres that clients sent, weighted by their sizes: [k, d]."""
+    points, weight = reply["centres"].flatten(0, 1), reply["n"].flatten()
+    return weighted_kmeans(points, weight, k, fed.key("server"), starts)
+
+
+def by_shares(fed: Federation, divide: Callable[..., Any], found: Tensor, ids: Ids) -> Evidence:
+    """Where clients belong by how the task `divide` deals their samples to the centres."""
+    ids, reply = fed.map(divide, found, to=ids)
+    return everywhere(ids, reply["n"] / reply["n"].sum(1, keepdim=True))
 
 
 def everywhere(ids: Ids, shares: Tensor) -> Evidence:

@@ -56,9 +56,7 @@ class FederatedCMeans(Algorithm):
     tolerance: Annotated[float, Ge(0)] = 1e-6
 
     def init(self, fed: Federation) -> State:
-        _, reply = shared.finite(self, *fed.map(self.first, to=fed.everyone()))
-        points, weight = reply["centres"].flatten(0, 1), reply["n"].flatten()
-        start = shared.weighted_kmeans(points, weight, self.n_clusters, fed.key("server"), 10)
+        start = shared.first_centres(self, fed, self.first, self.n_clusters)
         return State(start, torch.tensor(0), torch.tensor(torch.inf, dtype=torch.float64))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
@@ -72,8 +70,7 @@ class FederatedCMeans(Algorithm):
         return int(state.turn) >= self.rounds or float(state.moved) <= self.tolerance
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        ids, reply = fed.map(self.belong, state.centres, to=ids)
-        return state, shared.everywhere(ids, reply["n"] / reply["n"].sum(1, keepdim=True))
+        return state, shared.by_shares(fed, self.belong, state.centres, ids)
 
     @task(stackable=False, phase="cluster")
     def first(self, client: Client) -> dict[str, Tensor]:

@@ -56,8 +56,8 @@ class FederatedKMeans(Algorithm):
     starts: Annotated[int, Ge(1)] = 10
 
     def init(self, fed: Federation) -> State:
-        _, reply = shared.finite(self, *fed.map(self.first, to=fed.everyone()))
-        return State(self._clustered(fed, reply), torch.tensor(0))
+        start = shared.first_centres(self, fed, self.first, self.n_clusters, self.starts)
+        return State(start, torch.tensor(0))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         if self.server == "mean":
@@ -66,7 +66,8 @@ class FederatedKMeans(Algorithm):
             found = reply["centres"]
         else:
             asked = fed.map(self.divide, state.centres, to=fed.cohort())
-            found = self._clustered(fed, shared.finite(self, *asked)[1])
+            reply = shared.finite(self, *asked)[1]
+            found = shared.clustered(fed, reply, self.n_clusters, self.starts)
         moved = float((found - state.centres).norm(dim=1).max())
         return State(found, state.turn + 1), {"components": self.n_clusters, "moved": moved}
 
@@ -74,13 +75,7 @@ class FederatedKMeans(Algorithm):
         return int(state.turn) >= self.rounds
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        ids, reply = fed.map(self.divide, state.centres, to=ids)
-        return state, shared.everywhere(ids, reply["n"] / reply["n"].sum(1, keepdim=True))
-
-    def _clustered(self, fed: Federation, reply: dict[str, Any]) -> Tensor:
-        points, weight = reply["centres"].flatten(0, 1), reply["n"].flatten()
-        key = fed.key("server")
-        return shared.weighted_kmeans(points, weight, self.n_clusters, key, self.starts)
+        return state, shared.by_shares(fed, self.divide, state.centres, ids)
 
     @task(stackable=False, phase="cluster")
     def first(self, client: Client) -> dict[str, Tensor]:

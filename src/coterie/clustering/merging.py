@@ -1,178 +1,24 @@
 """From the components of many clients to the groups they are copies of.
 
-Two parts. Balls: which uncertainty balls overlap, which components hang together, and where each
-centre goes. Merging: a path of Ward merges on summaries (count, centre, variance), and a criterion
-that says where on the path to stop. A group holds at most one component of a client, up to a
-tolerance. Everything is float64 NumPy on the server; no sample is ever seen here.
+A path of Ward merges on summaries (count, centre, variance), and a criterion that says where on the
+path to stop. A group holds at most one component of a client, up to a tolerance. Everything is
+float64 NumPy on the server; no sample is ever seen here.
 """
 
 import heapq
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial import cKDTree
-from scipy.stats import chi2
 
-Array: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[np.int64]
+from coterie.clustering.overlap import TREE_DIMENSIONS
+from coterie.clustering.pooling import Array, Labels
+
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
 
-TREE_DIMENSIONS = 16  # above, a KD-tree is no faster than all distances
 DENSE = 600  # up to so many components, all pairs are candidates
 NEIGHBOURS = 16  # above, each component's nearest ones
 FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
-
-
-# balls
-
-
-def overlaps(centres: Array, radii: Array, clients: Labels) -> tuple[Labels, Array]:
-    """Pairs of components of different clients whose balls meet, and distance over summed radii.
-
-    Pairs [p, 2] come by closeness (ties by index). A negative radius never meets anything.
-
-    >>> centres, radii = np.array([[0.0], [3.0]]), np.array([1.0, 2.0])
-    >>> pairs, closeness = overlaps(centres, radii, clients=np.array([0, 1]))
-    >>> pairs.tolist(), closeness.tolist()
-    ([[0, 1]], [1.0])
-    """
-    real = np.flatnonzero(radii >= 0)
-    none = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
-    if len(real) < 2:
-        return none
-    points, reach = centres[real], radii[real]
-    if centres.shape[1] <= TREE_DIMENSIONS:
-        first, second = _near_by_tree(points, reach)
-    else:
-        first, second = _near_by_blocks(points, reach)
-    a, b = real[first], real[second]
-    different = clients[a] != clients[b]
-    a, b = a[different], b[different]
-    distance = np.linalg.norm(centres[a] - centres[b], axis=1)
-    total = radii[a] + radii[b]
-    meet = distance <= total
-    a, b, distance, total = a[meet], b[meet], distance[meet], total[meet]
-    closeness = np.divide(distance, total, out=np.zeros_like(distance), where=total > 0)
-    order = np.lexsort((b, a, closeness))
-    return np.stack([a, b], 1)[order], closeness[order]
-
-
-def _near_by_tree(points: Array, reach: Array) -> tuple[Labels, Labels]:
-    tree = cKDTree(points)
-    # A hair more than the exact distance, which is checked afterwards.
-    radius = (reach + reach.max()) * (1 + 1e-9)
-    found = tree.query_ball_point(points, radius)
-    first = np.repeat(np.arange(len(points)), [len(near) for near in found])
-    second = np.concatenate([np.asarray(near, dtype=np.int64) for near in found])
-    return first[first < second], second[first < second]
-
-
-def _near_by_blocks(points: Array, reach: Array, block: int = 1024) -> tuple[Labels, Labels]:
-    middle = points.mean(0)
-    points = points - middle
-    squares = (points * points).sum(1)
-    first, second = [], []
-    slack = 1e-9 * squares.max(initial=0.0)
-    for start in range(0, len(points), block):
-        part = slice(start, start + block)
-        squared = squares[part, None] + squares - 2 * points[part] @ points.T
-        i, j = np.nonzero(squared <= (reach[part, None] + reach) ** 2 + slack)
-        first.append(i[i + start < j] + start)
-        second.append(j[i + start < j])
-    return np.concatenate(first), np.concatenate(second)
-
-
-class _Sets:
-    """Union-find whose sets refuse to hold two components of a client."""
-
-    def __init__(self, clients: Labels) -> None:
-        self.parent = list(range(len(clients)))
-        self.holders = [1 << int(client) for client in clients]
-
-    def find(self, a: int) -> int:
-        while self.parent[a] != a:
-            self.parent[a] = self.parent[self.parent[a]]
-            a = self.parent[a]
-        return a
-
-    def unite(self, a: int, b: int, exclusive: bool = True) -> bool:
-        a, b = self.find(a), self.find(b)
-        if a == b or (exclusive and self.holders[a] & self.holders[b]):
-            return False
-        low, high = min(a, b), max(a, b)
-        self.parent[high] = low
-        self.holders[low] |= self.holders[high]
-        return True
-
-    def labels(self) -> Labels:
-        roots = np.array([self.find(a) for a in range(len(self.parent))], dtype=np.int64)
-        return np.unique(roots, return_inverse=True)[1].astype(np.int64)
-
-
-def connect(pairs: Labels, clients: Labels, exclusive: bool = True) -> Labels:
-    """Groups of components that hang together, closest pairs first, no client twice in a group."""
-    sets = _Sets(clients)
-    for a, b in pairs.tolist():
-        sets.unite(a, b, exclusive)
-    return sets.labels()
-
-
-def common_point(a: Array, b: Array, radius_a: float, radius_b: float) -> Array | None:
-    """The point of two balls with the least summed squared distance to both centres.
-
-    None if they do not meet.
-
-    >>> common_point(np.array([0.0, 0.0]), np.array([3.0, 0.0]), 1.0, 2.5)
-    array([1., 0.])
-    """
-    distance = float(np.linalg.norm(b - a))
-    if distance > radius_a + radius_b:
-        return None
-    if distance == 0:
-        return a.copy()
-    step = min(max(0.5, 1 - radius_b / distance), radius_a / distance)
-    return a + step * (b - a)
-
-
-def consensus(centres: Array, radii: Array, n: Array, labels: Labels) -> Array:
-    """Every centre at the point of its ball nearest to its group's weighted mean.
-
-    >>> consensus(
-    ...     np.array([[0.0], [1.0]]), np.array([0.5, 10.0]), np.array([1.0, 3.0]), np.array([0, 0])
-    ... ).ravel()
-    array([0.5 , 0.75])
-    """
-    k = int(labels.max(initial=-1)) + 1
-    sums, total = np.zeros((k, centres.shape[1])), np.zeros(k)
-    np.add.at(sums, labels, centres * n[:, None])
-    np.add.at(total, labels, n)
-    goal = np.divide(sums, total[:, None], out=np.zeros_like(sums), where=total[:, None] > 0)
-    goal = np.where(total[labels, None] > 0, goal[labels], centres)
-    size = np.bincount(labels, minlength=k)[labels]
-    goal = np.where(size[:, None] > 1, goal, centres)  # alone: exactly where it was
-    way = goal - centres
-    length = np.linalg.norm(way, axis=1)
-    reach = np.clip(radii, 0, None)
-    share = np.divide(reach, length, out=np.ones_like(length), where=length > reach)
-    moved: Array = centres + np.minimum(share, 1.0)[:, None] * way
-    return moved
-
-
-def pairwise_means(centres: Array, radii: Array, pairs: Labels, labels: Labels) -> Array:
-    """The paper's update: the mean of a centre and its common points with its group's others."""
-    total, count = centres.copy(), np.ones(len(centres))
-    for a, b in pairs.tolist():
-        if labels[a] == labels[b]:
-            point = common_point(centres[a], centres[b], radii[a], radii[b])
-            if point is not None:
-                total[[a, b]] += point
-                count[[a, b]] += 1
-    moved: Array = total / count[:, None]
-    return moved
-
-
-# merging
 
 
 class Path(NamedTuple):
@@ -374,7 +220,7 @@ def merge(
     >>> merge(n, one, variance, clients).labels, merge(n, two, variance, clients).labels
     (array([0, 0]), array([0, 1]))
     """
-    centres, variance = _whitened(n, centres, variance)
+    centres, variance = whitened(n, centres, variance)
     if criterion == "random_effects":
         return _random_effects(n, centres, variance, clients, tolerance, k_min)
     path = ward_path(n, centres, clients, tolerance, k_min if criterion != "given" else 1)
@@ -395,7 +241,12 @@ def _curve(path: Path, count: int, values: Array) -> Array:
     return np.stack([groups, values, np.concatenate([[0.0], path.costs])], 1)
 
 
-def _whitened(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
+def fewest(clients: Labels, tolerance: float) -> int:
+    """Groups there must be: as many as a client has components, unless they may merge freely."""
+    return int(np.bincount(clients).max()) if tolerance < 1 else 1
+
+
+def whitened(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
     """Units in which the mean covariance within components is one, so that Ward costs compare."""
     centres = centres - np.average(centres, axis=0, weights=n)
     if variance.ndim == 1:
@@ -486,7 +337,7 @@ def _random_effects(
     return best[1]
 
 
-# radii of the final rule
+# what the criterion says
 
 
 def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> Array:
@@ -499,40 +350,6 @@ def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> 
     real = np.maximum(n, 1e-12)
     twice = 4 * real * np.log(2.0) if entropy else 0.0
     return np.where(n > 0, np.sqrt(variance / (2 * real) * (price + twice)), -1.0)
-
-
-def statistical_radii(n: Array, variance: float, d: int) -> Array:
-    """Balls that hold the true centre with probability 0.99 for all components at once."""
-    quantile = chi2.ppf(1 - 0.01 / max(len(n), 1), d)
-    radii: Array = np.sqrt(variance * quantile / n)
-    return radii
-
-
-def published_radii(
-    n: Array, centres: Array, clients: Labels, factor: float, sigma: float = 1.0
-) -> Array:
-    """Square root of factor * R / (share * sqrt(N)), R the least distance of a client's centres.
-
-    A client with one component has no R: it takes the mean of the others'.
-    """
-    radii, least = np.zeros(len(n)), {}
-    for client in np.unique(clients).tolist():
-        own = np.flatnonzero(clients == client)
-        gaps = [
-            float(np.linalg.norm(centres[a] - centres[b]))
-            for i, a in enumerate(own)
-            for b in own[i + 1 :]
-        ]
-        least[client] = min(gaps) if gaps else np.nan
-    usual = (
-        float(np.nanmean(list(least.values()))) if not all(map(np.isnan, least.values())) else 0.0
-    )
-    for client, gap in least.items():
-        own = np.flatnonzero(clients == client)
-        total = n[own].sum()
-        gap = usual if np.isnan(gap) else gap
-        radii[own] = np.sqrt(factor * gap * sigma / (n[own] / total * np.sqrt(total)))
-    return radii
 
 
 def resolution(d: int) -> float:

@@ -5,9 +5,11 @@ different numbers of components can be stacked. `estep`, `moments`, `mstep` and 
 masked and stackable; what loops until it has converged is not. Data are expected in float64.
 """
 
+import math
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from coterie.core.random import fold, uniform
@@ -189,6 +191,27 @@ def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covar
     return torch.where(found.n > EMPTY, squared.clamp(min=0), 0.0)
 
 
+def step(
+    x: Tensor,
+    mask: Tensor,
+    old: Mixture,
+    covariance: Covariance,
+    floor: Tensor,
+    uniform_weights: bool = False,
+) -> tuple[Mixture, Moments]:
+    """One EM step, and the moments it rests on."""
+    share, _ = estep(x, mask, old)
+    found = moments(x, share, old.centres, NDIM[covariance])
+    return mstep(found, old, covariance, floor, uniform_weights), found
+
+
+def per_feature(variance: Tensor) -> Tensor:
+    """Variance of a feature, per component: [k]."""
+    if variance.ndim == 1:
+        return variance
+    return variance.mean(1) if variance.ndim == 2 else variance.diagonal(dim1=1, dim2=2).mean(1)
+
+
 def _trace(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -304,6 +327,40 @@ def weights_alone(density: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         weights = (weights.log() + density).softmax(1).mean(0)
     return weights
+
+
+def heaviest(
+    x: Tensor, centres: Tensor, variance: Tensor, own: Mixture, k: int, uniform_weights: bool
+) -> Mixture:
+    """The k of some common components that samples weigh most, with the variance of one's own."""
+    weights = weights_alone(log_density(x, centres, variance), 10)
+    best = weights.argsort(descending=True, stable=True)[:k]
+    start = weights[best].clamp(min=1e-12)
+    start = torch.full_like(start, 1 / k) if uniform_weights else start
+    pooled = torch.einsum("k,k...->...", own.weights / own.weights.sum(), own.variance)
+    return Mixture(centres[best], start / start.sum(), pooled.expand(k, *pooled.shape))
+
+
+def fitting_weights(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
+    """Weights over common components, zero for those with hardly a sample: [k]."""
+    weights = weights_alone(log_density(x, centres, variance), 20)
+    enough = weights * len(x) >= min(max(3.0, 0.01 * len(x)), float(weights.max()) * len(x))
+    weights = torch.where(enough, weights, 0.0)
+    return weights / weights.sum()
+
+
+def outside(x: Tensor, centres: Tensor, variance: Tensor, weights: Tensor) -> Tensor:
+    """Samples farther from every centre that has weight than one in a thousand should be: [n]."""
+    kept = weights > 0
+    density = log_density(x, centres[kept], variance[kept])
+    peak = log_density(centres[kept], centres[kept], variance[kept]).diagonal()
+    squared = (2 * (peak - density)).min(1).values  # Mahalanobis
+    return squared > float(chi2.ppf(0.999, x.shape[1]))
+
+
+def price(x: Tensor) -> float:
+    """What a component must be worth, in nats: half its free numbers times log n."""
+    return (x.shape[1] + 1) / 2 * math.log(len(x))
 
 
 def n_free(k: int, d: int, covariance: Covariance) -> int:

@@ -1,7 +1,7 @@
 """What a method is, and the list of those that exist."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_type_hints
@@ -134,6 +134,20 @@ def register(name: str) -> Callable[[A], A]:
         return cls
 
     return add
+
+
+def play(algorithm: Algorithm, fed: Federation) -> Iterator[tuple[Any, Info]]:
+    """Every state of a run in memory, from `init` until the method is done, and what it said."""
+    fed.begin(-1)
+    state, number = algorithm.init(fed), 0
+    fed.commit()
+    yield state, {}
+    while not algorithm.done(state):
+        fed.begin(number)
+        state, info = algorithm.step(fed, state)
+        fed.commit()
+        number += 1
+        yield state, info
 
 
 def find(name: str) -> type[Algorithm]:

@@ -1,11 +1,11 @@
-"""Pictures of FedGEM: centres and uncertainty balls by round, and the path of merges.
+"""Pictures of FedGEM: centres and balls of uncertainty by round, the path of merges, convergence.
 
 Drawn on figures of their own, without pyplot. More than two features are shown in the plane of the
 two directions in which the centres spread most; balls keep their true radius.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,44 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
         axes.set_xlabel("number of groups")
         axes.set_ylabel(f"{criterion} above the best")
         axes.set_title("How many groups?", loc="left", fontsize=13)
+        figure.tight_layout()
+        path = Path(out)
+        figure.savefig(path, dpi=DPI)
+    return path
+
+
+def convergence_picture(curves: Mapping[str, Array], out: str | Path) -> Path:
+    """Draw distances to the fixed point by round, in logarithms: straight lines are linear rates.
+
+    Parameters
+    ----------
+    curves
+        Distance after each round by name; a name that ends in "alone" is dashed, in the colour of
+        the line before it.
+    """
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(7.5, 4.4)
+        axes, colour = figure.add_subplot(), -1
+        for name, values in curves.items():
+            alone = name.endswith("alone")
+            colour += not alone
+            shown = np.where(np.asarray(values) > 0, values, np.nan)
+            axes.plot(
+                np.arange(1, len(shown) + 1),
+                shown,
+                linestyle="--" if alone else "-",
+                marker="" if alone else MARKERS[colour % len(MARKERS)],
+                markersize=4,
+                linewidth=1.6,
+                color=COLOURS[colour % len(COLOURS)],
+                label=name,
+            )
+        axes.set_yscale("log")
+        axes.set_xlabel("round")
+        axes.set_ylabel("farthest centre, in standard deviations")
+        axes.set_title("Distance to the fixed point", loc="left", fontsize=13)
+        axes.legend(frameon=False, fontsize=9)
         figure.tight_layout()
         path = Path(out)
         figure.savefig(path, dpi=DPI)

@@ -1,11 +1,13 @@
 """FedGEM watched: what every client's components look like after each exchange."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.algorithms.fedgem import REFINEMENT, ROUNDS, STAGES, FedGEM, State
+from coterie.algorithms.fedgem import MERGE, REFINEMENT, ROUNDS, STAGES, FedGEM, State
+from coterie.core.algorithm import play
 from coterie.data.federated import FederatedData
 from coterie.engines.simulation import Simulation
 
@@ -23,24 +25,14 @@ class Frame(NamedTuple):
 
 def watch(method: FedGEM, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
     """Run a method to its end; a frame after each exchange, and the last state."""
-    fed = Simulation(data, seed)
-    fed.begin(-1)
-    state = method.init(fed)
-    fed.commit()
-    out: list[Frame] = []
-    while not method.done(state):
-        stage, turn = int(state.stage), int(state.turn) + 1
-        fed.begin(len(out))
-        state, _ = method.step(fed, state)
-        fed.commit()
-        name = STAGES[stage] if stage != ROUNDS else "round"
-        title = name if stage == 1 else f"{name} {turn}"
-        out.append(_frame(title, stage, state))
-    return out, state
+    states = [state for state, _ in play(method, Simulation(data, seed))]
+    return [_frame(*step) for step in pairwise(states)], states[-1]
 
 
-def _frame(title: str, stage: int, state: State) -> Frame:
+def _frame(before: State, state: State) -> Frame:
+    stage, turn = int(before.stage), int(before.turn) + 1
     early = stage == ROUNDS
+    title = STAGES[stage] if stage == MERGE else f"{'round' if early else STAGES[stage]} {turn}"
     real = state.radii >= 0 if early else state.sizes > 0
     centres = (state.centres if early else state.means)[real].numpy()
     radii = state.radii[real].numpy() if early else np.zeros(len(centres))
