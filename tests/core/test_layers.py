@@ -2,7 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.core.layers import KeyedDropout, MaskedBatchNorm, current_mode, evaluating, training
+from coterie.core.layers import (
+    HalvingPool,
+    KeyedDropout,
+    MaskedBatchNorm,
+    current_mode,
+    evaluating,
+    training,
+)
 from coterie.core.random import fold, normal, seed_key
 
 KEY = seed_key(2)
@@ -24,7 +31,7 @@ def cases():
 def test_batch_norm_is_torchs_where_nothing_is_padded(torchs, shape):
     torchs = torchs.double()
     if torchs.affine:
-        nn.init.normal_(torchs.weight), nn.init.normal_(torchs.bias)
+        torchs.weight.data, torchs.bias.data = normal(KEY, (2, 3), torch.float64)
     ours = MaskedBatchNorm(torchs)
     # Ours writes no buffer, so that the layer's own stay torch's, the truth.
     old = {name: b.clone() for name, b in torchs.named_buffers()}
@@ -35,13 +42,13 @@ def test_batch_norm_is_torchs_where_nothing_is_padded(torchs, shape):
             y = torch.func.functional_call(ours, seen, (x,))
         renewed = {id(before): after for before, after in mode.updates}
         seen = {name: renewed[id(value)] for name, value in seen.items()}
-        assert torch.allclose(y, torchs.train()(x), atol=1e-12)
+        assert torch.allclose(y, torchs.train()(x), rtol=1e-12, atol=1e-12)
         for name, value in torchs.named_buffers():
-            assert torch.allclose(seen[name], value, atol=1e-12)
+            assert torch.allclose(seen[name], value, rtol=1e-12, atol=1e-12)
             assert seen[name].dtype == value.dtype
     x = normal(KEY, shape, torch.float64)
     y = torch.func.functional_call(ours, seen, (x,))
-    assert torch.allclose(y, torchs.eval()(x), atol=1e-12)
+    assert torch.allclose(y, torchs.eval()(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 2)])
@@ -143,3 +150,35 @@ def test_training_mode_ends_with_an_error():
     with pytest.raises(RuntimeError), training(ones(1), KEY):
         raise RuntimeError
     assert not current_mode().training
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 9), (2, 3)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_halving_pool_is_torchs_max_pooling(size, layout):
+    x = normal(KEY, (4, 3, *size), torch.float64).round(decimals=1)  # some are equal
+    x = x.to(memory_format=layout)
+    expected = nn.MaxPool2d(2)(x)
+    assert torch.equal(HalvingPool()(x), expected)
+    assert torch.equal(HalvingPool()(x[0]), expected[0])  # a single image
+    slopes = []
+    for layer in (HalvingPool(), nn.MaxPool2d(2)):
+        leaf = x.clone().requires_grad_()
+        with training(ones(4), KEY):
+            (layer(leaf) ** 2).sum().backward()
+        slopes.append(leaf.grad)
+    assert torch.equal(*slopes)
+
+
+def test_halving_pool_stands_for_plain_pooling_of_two_by_two_only():
+    plain = [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), 2)]
+    others = [
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AvgPool2d(2),
+    ]
+    assert all(map(HalvingPool.stands_for, plain))
+    assert not any(map(HalvingPool.stands_for, others))

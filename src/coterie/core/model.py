@@ -15,7 +15,13 @@ from torch.nn import functional
 
 from coterie.core.client import Batch
 from coterie.core.errors import ConfigError
-from coterie.core.layers import KeyedDropout, MaskedBatchNorm, current_mode, evaluating
+from coterie.core.layers import (
+    HalvingPool,
+    KeyedDropout,
+    MaskedBatchNorm,
+    current_mode,
+    evaluating,
+)
 from coterie.core.ops import probe
 from coterie.core.random import fold
 from coterie.core.tree import BUFFER, Params, Tree, stack
@@ -287,6 +293,8 @@ def _swap(module: nn.Module) -> None:
                 setattr(layer, name, KeyedDropout(child.p, channels=True))
             elif isinstance(child, nn.Dropout):
                 setattr(layer, name, KeyedDropout(child.p))
+            elif child is not None and HalvingPool.stands_for(child):
+                setattr(layer, name, HalvingPool())
 
 
 def _mixes(module: nn.Module) -> bool:

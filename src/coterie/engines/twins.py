@@ -217,7 +217,7 @@ class BatchNormTwin(Twin):
 
     def _remember(self, mode: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         momentum, seen = self.like[0].momentum, self.num_batches_tracked + 1  # [c]
-        step = momentum if momentum is not None else (1.0 / seen)[:, None]
+        step = momentum if momentum is not None else (1.0 / seen.to(mean.dtype))[:, None]
         unbiased = variance * count / (count - 1).clamp(min=1)
         for old, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             mode.updates.append((old, (old + step * (new - old)).detach()))
