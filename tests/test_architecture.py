@@ -22,7 +22,8 @@ ARROWS = {
     "report": {"core", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
-    "fitted": {"core", "data", "engines", "report", "running"},
+    "advice": {"core", "clustering", "algorithms", "data", "engines", "report", "running"},
+    "fitted": {"advice", "core", "data", "engines", "report", "running"},
     "experiments": {
         "core",
         "metrics",
@@ -36,6 +37,7 @@ ARROWS = {
     "bench": {"core", "algorithms", "clustering", "data", "engines", "models"},
     "cli": {
         "core",
+        "advice",
         "algorithms",
         "bench",
         "checks",
@@ -80,7 +82,7 @@ def test_an_arrow_that_points_back_is_seen(tmp_path):
 
 
 def test_methods_stay_short():
-    limits = {"fedavg": 60, "ifca": 160, "clove": 160, "fedgem": 380}
+    limits = {"fedavg": 60, "ifca": 160, "clove": 160, "fedgem": 385, "survey": 175}
     for name, limit in limits.items():
         lines = (PACKAGE / "algorithms" / f"{name}.py").read_text().splitlines()
         assert len(lines) <= limit, name

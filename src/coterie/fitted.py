@@ -28,7 +28,7 @@ from coterie.data.images import read_client
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.words import found
-from coterie.running.build import LOSS_OF, Run, build, build_algorithm
+from coterie.running.build import Run, as_model, build, build_algorithm, suggested
 from coterie.running.final import Result, as_csv
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import resume, run
@@ -356,7 +356,7 @@ def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
     card = SimpleNamespace(**json.loads(files["data.json"]))
     if isinstance(card.sample_shape, list):
         card.sample_shape = torch.Size(card.sample_shape)
-    given = {"model": _as_model(model, card.task)} if model is not None else {}
+    given = {"model": as_model(model, card.task)} if model is not None else {}
     algorithm = build_algorithm(description, card, **given)
     return Fitted(algorithm, files, description, folder.summary(), folder.lines())
 
@@ -379,7 +379,7 @@ def _tables(
         table = {**default_groups(name, known, n_groups, len(data)), **table}
     given, network = {}, {"name": suggested(data)} if model is None else model
     if isinstance(model, nn.Module | Model):
-        given, network = {"model": _as_model(model, data.task)}, {}
+        given, network = {"model": as_model(model, data.task)}, {}
     elif isinstance(model, str):
         network = {"name": model}
     steps = default_local() if local is None else local
@@ -417,16 +417,6 @@ def default_groups(
     }
 
 
-def _as_model(model: nn.Module | Model, task: str) -> Model:
-    return model if isinstance(model, Model) else Model(model, LOSS_OF[task])
-
-
 def with_note(data: FederatedData, note: str) -> FederatedData:
     """The same data, with one more thing said of them."""
     return replace(data, notes=(*data.notes, note))
-
-
-def suggested(data: FederatedData) -> str:
-    """A network for a kind of data: images a small convolutional one, all else an MLP."""
-    shape = data.sample_shape
-    return "cnn" if not isinstance(shape, dict) and len(shape) == 3 else "mlp"

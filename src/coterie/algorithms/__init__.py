@@ -10,6 +10,7 @@ from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
+from coterie.algorithms.survey import Survey
 
 __all__ = [
     "IFCA",
@@ -22,4 +23,5 @@ __all__ = [
     "FederatedKMeans",
     "KFed",
     "LocalOnly",
+    "Survey",
 ]

@@ -35,7 +35,7 @@ from coterie.clustering.mixtures import NDIM, Covariance, Mixture
 from coterie.clustering.pooling import Groups
 from coterie.clustering.privacy import epsilon
 from coterie.core.aggregate import Mean
-from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
+from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation, each
@@ -264,6 +264,9 @@ class FedGEM(Algorithm):
         sums, least = components.noised(self, fed, sums), mixtures.EMPTY if not self.noise else 1.0
         kind = self.covariance, self.sigma**2, least
         return state._replace(groups=pooling.from_sums(groups, sums, *kind))
+
+    def curves(self, state: State) -> list[Curve]:
+        return merging.evidence(state.curve.numpy(), self.criterion)
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         """The groups each client holds; those who have none yet are given the ones they fit."""

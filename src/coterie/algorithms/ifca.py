@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from coterie.algorithms import groups
+from coterie.algorithms import groups, seeded
 from coterie.clustering.evidence import Reference, no_reference, reference, weigh
 from coterie.clustering.matching import clean_losses
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
@@ -53,7 +53,8 @@ class IFCA(Algorithm):
         alike or by samples. A group's sum of gradients is divided by the number of `participants`,
         of `all` clients (M) or of its members (`cluster`).
     init_models, first
-        Independent or identical first models; round 1 evaluates them or is dealt at random.
+        Independent or identical first models; round 1 evaluates them, is dealt at random, or takes
+        its groups from networks that were never trained (`survey`).
     shared
         What lies outside the model's head is trained by all groups together, or frozen.
     stable_after, stable_fraction, recheck_every
@@ -74,7 +75,7 @@ class IFCA(Algorithm):
     divisor: Literal["participants", "all", "cluster"] = "participants"
     weights: Literal["equal", "samples"] = "equal"
     init_models: Literal["different", "same"] = "different"
-    first: Literal["evaluation", "random"] = "evaluation"
+    first: Literal["evaluation", "random", "survey"] = "evaluation"
     shared: Literal["train", "frozen"] = "train"
     stable_after: Annotated[int, Ge(1)] | None = None
     stable_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -101,8 +102,8 @@ class IFCA(Algorithm):
         recheck = self.recheck_every is not None and fed.round % self.recheck_every == 0
         if fed.round < self.warm_up:
             told = groups.equal_groups(fed, cohort, self.n_groups)
-        elif fed.round == 0 and self.first == "random":
-            told = groups.random_groups(fed, cohort, self.n_groups)
+        elif fed.round == 0 and self.first != "evaluation":
+            told = seeded.first_groups(self, fed, cohort, self.n_groups)
         elif state.stable and not recheck:
             state, _ = self.place(fed, state, groups.unplaced(state.assignment, cohort))
             cohort = cohort[state.assignment[cohort] >= 0]  # a newcomer that stays silent waits

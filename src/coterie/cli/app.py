@@ -3,6 +3,7 @@
 import typer
 
 from coterie.cli import (
+    advise,
     bench,
     check,
     compare,
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.command()(advise.advise)
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(show.show)

@@ -9,7 +9,10 @@ from coterie.cli.options import Folder, Json
 
 Picture = Annotated[
     Path | None,
-    typer.Option(help="Draw the clients' shares of components to this file (FedGMI, FedSoft)."),
+    typer.Option(
+        help="Draw to this file why there are so many groups, or the clients' shares of "
+        "components (FedGMI, FedSoft)."
+    ),
 ]
 
 
@@ -20,14 +23,16 @@ def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
 
       coterie show runs/a
 
+      coterie show runs/a --picture how-many-groups.png
+
       coterie show runs/mixtures --picture shares.png
     """
-    from coterie.report.cards import draw_shares, shown
+    from coterie.report.cards import draw, shown
     from coterie.running.folder import RunFolder
 
     target = RunFolder(folder)
     if picture is not None:
-        draw_shares(target, picture)
+        draw(target, picture)
     if json:
         import json as json_
 

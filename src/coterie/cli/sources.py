@@ -6,22 +6,25 @@ from typing import Any
 from coterie.core.errors import ConfigError, DataError
 
 
+def table(data: Path | None, label: str | None, client: str | None) -> dict[str, Any]:
+    """A folder (a file per client), or one table with a client column, as a run file's [data]."""
+    if data is None or not data.exists():
+        raise DataError(f"{data} does not exist.")
+    path = str(data.resolve())
+    if data.is_dir():
+        return {"name": "folder", "path": path, "label": label}
+    if client is None:
+        raise ConfigError(
+            f"{data} is one file: say which column names the client, --client COLUMN."
+        )
+    return {"name": "table", "table": path, "label": label, "client": client}
+
+
 def described(
     data: Path | None, label: str | None, client: str | None, algorithm: str, groups: str
 ) -> dict[str, Any]:
     """A run on a folder (a file per client) or on one table with a client column."""
-    if data is None or not data.exists():
-        raise DataError(f"{data} does not exist.")
-    path = str(data.resolve())
-    source: dict[str, Any] = {"label": label}
-    if data.is_dir():
-        source = {"name": "folder", "path": path, **source}
-    elif client is None:
-        raise ConfigError(
-            f"{data} is one file: say which column names the client, --client COLUMN."
-        )
-    else:
-        source = {"name": "table", "table": path, **source, "client": client}
+    source = table(data, label, client)
     from dataclasses import fields
 
     from coterie import algorithms  # noqa: F401 - lists the methods

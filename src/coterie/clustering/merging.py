@@ -13,6 +13,7 @@ from scipy.spatial import cKDTree
 
 from coterie.clustering.overlap import TREE_DIMENSIONS
 from coterie.clustering.pooling import Array, Labels
+from coterie.core.algorithm import Curve
 
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
 
@@ -365,3 +366,15 @@ def near_best(curve: Array, within: float = 10.0) -> list[int]:
     """Numbers of groups almost as good as the best: with more than one, K is not determined."""
     best = curve[:, 1].min()
     return sorted({int(k) for k, value, _ in curve if value - best <= within})
+
+
+def evidence(curve: Array, criterion: str) -> list[Curve]:
+    """The path of a criterion for reports; empty where there is none, or the number was given."""
+    if criterion == "given" or not len(curve):
+        return []
+    path = {int(k): float(value) for k, value, _ in curve}
+    best, *rest = sorted(path, key=lambda k: (path[k], k))
+    close = tuple(k for k in near_best(curve) if k != best)
+    ks = tuple(k for k in sorted(path) if k <= max(40, best + 5))
+    values, second = tuple(path[k] for k in ks), rest[0] if rest else None
+    return [Curve("components", criterion, ks, values, best, second, close)]

@@ -44,6 +44,21 @@ class Mixture(NamedTuple):
     evidence: dict[str, Any]  # why there are so many components, as plain values
 
 
+class Curve(NamedTuple):
+    """Why there are so many groups: a criterion by number of groups, and what was read off it."""
+
+    name: str  # what was compared: "conditional", "joint", "losses", ...
+    criterion: str  # "noise ratio", "silhouette", ...
+    ks: tuple[int, ...]
+    values: tuple[float, ...]
+    chosen: int | None  # None: no number satisfies the rule
+    runner_up: int | None
+    close: tuple[int, ...]  # numbers that cannot be told from the chosen one with these samples
+    threshold: tuple[float, ...] = ()  # of each number; the first at or below its own is chosen
+    decides: bool = True  # False: shown beside the curve that decided
+    note: str = ""  # anything else to know, as a sentence
+
+
 Info: TypeAlias = dict[str, Any]
 """What a person may want to look at after a round: `assignment`, `stable`, ..."""
 
@@ -91,6 +106,10 @@ class Algorithm(ABC):
     def mixture(self, state: Any, ids: Ids) -> Mixture | None:
         """Estimated shares of components in clients' data; None: the method has no such thing."""
         return None
+
+    def curves(self, state: Any) -> list[Curve]:
+        """Evidence for the number of groups; empty where the method did not choose it."""
+        return []
 
     # client: sees one `client`
 

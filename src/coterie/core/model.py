@@ -22,9 +22,9 @@ from coterie.core.layers import (
     current_mode,
     evaluating,
 )
-from coterie.core.ops import probe
+from coterie.core.ops import probe, seeded
 from coterie.core.random import fold
-from coterie.core.tree import BUFFER, Params, Tree, stack
+from coterie.core.tree import BUFFER, Params, Tree, stack, tree_map
 
 Loss: TypeAlias = Callable[[Any, Batch], Tensor]
 """Outputs and batch in, one loss per sample out."""
@@ -215,6 +215,21 @@ class Model:
     def probe(self, models: Params, batch: Batch) -> Tensor:
         """Mean loss of each model of a bank on a batch, in evaluation mode: [k]."""
         return probe(self.losses, models, batch, flattens=not self.mixes_samples)
+
+    def probe_each(self, models: Params, batch: Batch) -> Tensor:
+        """Loss of each model of a bank on each sample, in evaluation mode: [k, n]."""
+        return probe(self.losses, models, batch, flattens=not self.mixes_samples, each=True)
+
+    def seeded(self, key: Tensor, count: int, batch: Batch) -> Tensor:
+        """Losses, sample by sample, of networks drawn from a key and never trained: [count, n]."""
+        return seeded(self.init, self.losses, key, count, batch, flattens=not self.mixes_samples)
+
+    def n_outputs(self, x: Any) -> int:
+        """Outputs for a sample: classes, where the loss is cross-entropy."""
+        with torch.no_grad():
+            few = tree_map(lambda leaf: leaf[:1], x)
+            output: Tensor = self._evaluating(_cast(few, self.dtype))
+        return output.shape[1] if output.ndim > 1 else 1
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """What all groups share (nothing unless there is a head), and what belongs to a group."""

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from coterie.core.client import Batch
 from coterie.core.errors import TaskError
-from coterie.core.tree import Params, Tree, leaves, rebuild, tree_map
+from coterie.core.random import fold
+from coterie.core.tree import Params, Tree, leaves, n_bytes, rebuild, stack, tree_map
 
 if TYPE_CHECKING:
     from coterie.core.training import LocalSGD
@@ -43,7 +44,9 @@ class Kernel(Protocol):
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree: ...  # params, batch, key, round, given
 
-    def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor: ...
+    def probe(
+        self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
+    ) -> Tensor: ...
 
 
 class Loop:
@@ -64,11 +67,14 @@ class Loop:
                     raise
         return fit.local.train(fit, params, batch, *rest)
 
-    def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor:
+    def probe(
+        self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
+    ) -> Tensor:
         def one(bank: Params, batch: Batch) -> Tensor:  # one model in memory at a time
             k = len(leaves(bank)[0])
             rows = (tree_map(lambda leaf, j=j: leaf[j], bank) for j in range(k))
-            return torch.stack([batch.mean(losses(model, batch)) for model in rows])
+            values = (losses(model, batch) for model in rows)
+            return torch.stack([value if each else batch.mean(value) for value in values])
 
         return torch.stack([one(*each) for each in unstack((models, batch))])
 
@@ -161,8 +167,10 @@ def train(
     )
 
 
-def probe(losses: Losses, models: Params, batch: Batch, flattens: bool = False) -> Tensor:
-    """Mean loss of every model of a bank on one client's batch: [k].
+def probe(
+    losses: Losses, models: Params, batch: Batch, flattens: bool = False, each: bool = False
+) -> Tensor:
+    """Mean loss of every model of a bank on one client's batch: [k]; of each sample: [k, n].
 
     `flattens` says that a sample's loss does not depend on its batch, so that the rows of many
     clients may run as one batch.
@@ -170,9 +178,46 @@ def probe(losses: Losses, models: Params, batch: Batch, flattens: bool = False) 
     kernel = _KERNEL.get()
 
     def run(stacked: tuple[Params, Batch]) -> Tensor:
-        return kernel.probe(losses, *stacked, flattens=flattens)
+        return kernel.probe(losses, *stacked, flattens=flattens, each=each)
 
     out: Tensor = _operate(run, (models, batch), like=torch.empty(0))
+    return out
+
+
+DRAWN = 64 * 2**20
+"""Bytes of seeded networks that are held at a time, and at most eight of them."""
+
+
+def seeded(
+    init: Callable[[Tensor], Params],
+    losses: Losses,
+    key: Tensor,
+    count: int,
+    batch: Batch,
+    flattens: bool = False,
+) -> Tensor:
+    """Losses, sample by sample, of networks drawn from one key for all clients: [count, n].
+
+    Network r is `init(fold(key, r))`. A few are held at a time; none is kept. An operation also
+    because nothing may be drawn inside `vmap`.
+    """
+    kernel = _KERNEL.get()
+
+    def run(stacked: tuple[Tensor, Batch]) -> Tensor:
+        keys, batch = stacked
+        if not bool((keys == keys[0]).all()):
+            raise TaskError("seeded: all clients must be given the same key.")
+        first = init(fold(keys[0], 0))
+        step = max(1, min(8, DRAWN // max(n_bytes(first), 1)))
+        parts = []
+        for start in range(0, count, step):
+            numbers = range(start, min(start + step, count))
+            bank = stack([init(fold(keys[0], r)) if r else first for r in numbers])
+            bank = tree_map(lambda leaf: leaf.unsqueeze(0), bank)  # the same for all clients
+            parts.append(kernel.probe(losses, bank, batch, flattens=flattens, each=True))
+        return torch.cat(parts, 1)
+
+    out: Tensor = _operate(run, (key, batch), like=torch.empty(0))
     return out
 
 

@@ -65,7 +65,9 @@ def _restore(tree: Tree, like: Any) -> Tree:
     """Give the parts of a tree the types they had."""
     if isinstance(like, type) and hasattr(like, "_fields"):  # a NamedTuple class
         hints = getattr(like, "__annotations__", {})
-        return like(**{key: _restore(tree[key], hints.get(key)) for key in like._fields})
+        # A field with a default may be younger than the file.
+        known = [key for key in like._fields if key in tree or key not in like._field_defaults]  # type: ignore[attr-defined]
+        return like(**{key: _restore(tree[key], hints.get(key)) for key in known})
     if isinstance(like, tuple | list) and isinstance(tree, dict | list):
         values = list(tree.values()) if isinstance(tree, dict) else tree
         return like_sequence(like, [_restore(v, k) for v, k in zip(values, like, strict=True)])

@@ -207,10 +207,12 @@ class Stacked:
             self._networks[model] = twin_of(model)
         return self._networks[model]
 
-    def probe(self, losses: Losses, models: Params, batch: Batch, flattens: bool) -> Tensor:
+    def probe(
+        self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
+    ) -> Tensor:
         if len(leaves(models)[0]) > 1 or not flattens or self.path == "loop":
-            return self._loop.probe(losses, models, batch, flattens)
-        return self._probes(losses, row(models, 0), batch)
+            return self._loop.probe(losses, models, batch, flattens, each)
+        return self._probes(losses, row(models, 0), batch, each)
 
     def _warn(self, losses: Losses, error: Exception) -> None:
         owner = getattr(losses, "__self__", None)

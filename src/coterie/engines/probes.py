@@ -35,7 +35,7 @@ class Probes:
         """Outputs of a first layer on all rows, [s, n, h], where a probe has made them."""
         return None if self._wide is None else self._wide.start(x, weight, bias)
 
-    def __call__(self, losses: Losses, bank: Params, batch: Batch) -> Tensor:
+    def __call__(self, losses: Losses, bank: Params, batch: Batch, each: bool = False) -> Tensor:
         s, n, k = stack_size(batch), batch.mask.shape[1], len(leaves(bank)[0])
         batch = tree_map(lambda leaf: leaf.expand(s, *leaf.shape[1:]), batch)
         rows = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
@@ -52,8 +52,8 @@ class Probes:
                 values = _in_pieces(losses, model, rows)
             else:
                 values = losses(model, rows)
-            columns.append(mean(batch, values.reshape(s, n)))
-        return torch.stack(columns, 1)  # [s, k]
+            columns.append(values.reshape(s, n) if each else mean(batch, values.reshape(s, n)))
+        return torch.stack(columns, 1)  # [s, k], or [s, k, n] of each sample
 
     def _read_together(self, losses: Losses, bank: Params, rows: Batch) -> Wide | None:
         model = getattr(losses, "__self__", None)

@@ -21,6 +21,7 @@ WHEN = {
     "local_only": "as the yardstick: whether federating pays at all.",
     "fedavg": "if clients are alike; as the yardstick for grouping.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
+    "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "clove": "if groups are expected; the number may be unknown (max_groups).",
 }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import ConfigError
+from coterie.report import evidence
 from coterie.report.table import Table
 from coterie.report.words import found
 from coterie.running.folder import RunFolder
@@ -22,6 +23,9 @@ def shown(folder: RunFolder) -> str:
     parts = [f"{folder.path}: {found(summary, cards, rows)}", _facts(summary)]
     if "mixture" in summary:
         parts.append(mixture_card(summary["mixture"]))
+    if "evidence" in summary:
+        curves = summary["evidence"]
+        parts += [evidence.words(curves), str(evidence.table(curves))]
     parts += [group_card(card) for card in cards]
     rows = [_with_shares(row) for row in rows]
     columns = list(rows[0])
@@ -55,6 +59,14 @@ def mixture_card(mixture: dict[str, Any]) -> str:
         own = ", ".join(f"{value:.1%}" for value in mixture["matched"])
         lines.append(f"  experts on their own components: {own} right")
     return "\n".join(lines)
+
+
+def draw(folder: RunFolder, out: str | Path) -> Path:
+    """The clients' shares of components if there are any, else why there are so many groups."""
+    row = json.loads(folder.final_files()["clients.json"])["clients"][0]
+    if any(name.startswith("share ") for name in row):
+        return draw_shares(folder, out)
+    return evidence.picture(folder.summary().get("evidence", []), out)
 
 
 def draw_shares(folder: RunFolder, out: str | Path) -> Path:

@@ -52,7 +52,7 @@ NOWHERE, OTHERS = -1, -2  # bands of clients without a group, and of small group
 
 def compare_picture(folders: Sequence[str | Path], out: str | Path) -> Path:
     """Draw accuracy (loss, where there are no classes) and ARI by round, one line per run."""
-    return _draw(compare_figure, read(folders), out)
+    return draw(lambda: compare_figure(read(folders)), out)
 
 
 def journey_picture(folder: str | Path | Sequence[str | Path], out: str | Path) -> Path:
@@ -61,12 +61,11 @@ def journey_picture(folder: str | Path | Sequence[str | Path], out: str | Path) 
     Several folders give a panel for each method that forms groups, and accuracy for all.
     """
     folders = [folder] if isinstance(folder, str | Path) else folder
-    return _draw(journey_figure, read(folders), out)
+    return draw(lambda: journey_figure(read(folders)), out)
 
 
-def _draw(
-    figure: "Callable[[list[Record]], Figure]", records: list[Record], out: str | Path
-) -> Path:
+def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
+    """Draw a figure in the style of all pictures, to a file."""
     out = Path(out)
     if out.suffix.lower() not in ENDINGS:
         raise ConfigError(f"Picture: the file must end in {', '.join(ENDINGS)}. Got {out.name!r}.")
@@ -79,11 +78,12 @@ def _draw(
         ) from error
     out.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
-        figure(records).savefig(out)
+        figure().savefig(out)
     return out
 
 
-def _page(width: float, height: float) -> "Figure":
+def new_page(width: float, height: float) -> "Figure":
+    """An empty figure of some inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -92,7 +92,7 @@ def _page(width: float, height: float) -> "Figure":
     return page
 
 
-def _panel(page: "Figure", left: float, bottom: float, width: float, height: float) -> "Axes":
+def axes_at(page: "Figure", left: float, bottom: float, width: float, height: float) -> "Axes":
     """Axes at a place given in inches."""
     w, h = page.get_size_inches()
     return page.add_axes((left / w, bottom / h, width / w, height / h))
@@ -110,7 +110,7 @@ def _text_width(page: "Figure", text: str, **look: Any) -> float:
 
 def compare_figure(records: Sequence[Record]) -> "Figure":
     """Accuracy or loss by round and, where a run has it, ARI beside it."""
-    page = _page(12, 5)
+    page = new_page(12, 5)
     panels = [_metric(records)]
     if any(record.series("ari")[0] for record in records):
         title = ("Agreement with the true groups", "adjusted Rand index: 1 exact, 0 chance")
@@ -126,13 +126,13 @@ def compare_figure(records: Sequence[Record]) -> "Figure":
     room = 12 / len(panels)
     for place, (name, title, shape) in enumerate(panels):
         margin = 0.3 + _labels_width(page, records, name, shape)
-        ax = _panel(page, place * room + 0.75, 0.7, room - 0.75 - margin, 3.55)
+        ax = axes_at(page, place * room + 0.75, 0.7, room - 0.75 - margin, 3.55)
         _lines(ax, records, name, shape, looks)
-        _title(ax, title)
+        headed(ax, title)
     return page
 
 
-def _title(ax: "Axes", title: tuple[str, str]) -> None:
+def headed(ax: "Axes", title: tuple[str, str]) -> None:
     """A bold line, and a quiet one under it."""
     above: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     ax.annotate(title[0], (0, 1), (0, 27), fontsize=13, fontweight="bold", **above)
@@ -329,9 +329,9 @@ def journey_figure(records: Sequence[Record]) -> "Figure":
     if down > 1 and all(record.series("worst_decile")[0] for record in records):
         title = ("Accuracy of the worst off", "on test data, mean over the worst tenth of clients")
         panels.append(("worst_decile", title, "{:.1%}"))
-    labels = max(_labels_width(_page(1, 1), records, name, shape) for name, _, shape in panels)
+    labels = max(_labels_width(new_page(1, 1), records, name, shape) for name, _, shape in panels)
     left, lines_wide = 0.25 + across * wide, 2.5 if journeys else 5.0
-    page = _page(
+    page = new_page(
         left + 0.75 + lines_wide + max(labels, 1.4) + 0.2,
         top + down * high + (down - 1) * between + bottom,
     )
@@ -339,14 +339,14 @@ def journey_figure(records: Sequence[Record]) -> "Figure":
     for place, one in enumerate(journeys):
         x = 0.25 + (place % across) * wide + 1.1
         y = bottom + (down - 1 - place // across) * (high + between)
-        ax = _panel(page, x, y, cell * len(one.rounds), high)
+        ax = axes_at(page, x, y, cell * len(one.rounds), high)
         _dots(ax, one, cell, high / len(one.bands), most)
-        _title(ax, _headline(one))
+        headed(ax, _headline(one))
     for place, (name, title, shape) in enumerate(panels):
         y = bottom + (down - 1 - place) * (high + between)
-        ax = _panel(page, left + 0.75, y, lines_wide, high)
+        ax = axes_at(page, left + 0.75, y, lines_wide, high)
         _lines(ax, records, name, shape, _quiet_looks(records))
-        _title(ax, title)
+        headed(ax, title)
     if journeys:
         _words(page, journeys, known)
     return page

@@ -13,7 +13,7 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     elif len(cards) == 1:
         text = f"No groups: one model for all {len(rows)} clients."
     else:
-        text = f"{len(cards)} groups among {len(rows)} clients ({_and(sizes)} clients)."
+        text = f"{len(cards)} groups among {len(rows)} clients ({listed(sizes)} clients)."
     column = "accuracy" if "accuracy" in rows[0] else "error"
     own = _mean(line[column] for line in rows)
     if own is None:
@@ -26,7 +26,7 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     told = {name: value for name, value in others.items() if value is not None}
     if not told:
         return text + "."
-    listed = _and([f"{_score(value, column)} by {name}" for name, value in told.items()])
+    beside = listed([f"{_score(value, column)} by {name}" for name, value in told.items()])
     better = max if column == "accuracy" else min
     best = better(told, key=lambda name: told[name])
     wins = own > told[best] if column == "accuracy" else own < told[best]
@@ -35,7 +35,7 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     strange = sum(not line["fits"] for line in rows)
     if strange:
         advice += f" {strange} of the clients look like no group."
-    return f"{text}, against {listed}. {advice}"
+    return f"{text}, against {beside}. {advice}"
 
 
 def _components(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -58,9 +58,10 @@ def _mean(values: Any) -> float | None:
     return sum(some) / len(some) if some else None
 
 
-def _and(parts: list[Any]) -> str:
-    """
-    >>> _and([3, 2, 1])
+def listed(parts: list[Any]) -> str:
+    """Parts as a list in a sentence.
+
+    >>> listed([3, 2, 1])
     '3, 2 and 1'
     """
     words = [str(part) for part in parts]
@@ -84,5 +85,5 @@ def quickstart_words(table: Any) -> str:
     how = "found all four groups" if ari[best] >= 0.99 else f"found groups (ARI {ari[best]:.2f})"
     return (
         f"{best} {how}: {scores[best]:.1%} right, against {alone:.1%} when every client trains "
-        f"alone and {one:.1%} with one model for all; {_and(others)}. Use {best} here."
+        f"alone and {one:.1%} with one model for all; {listed(others)}. Use {best} here."
     )

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from annotated_types import Ge, Gt, Le
+from torch import nn
 
 from coterie import algorithms, data, models
 from coterie.core.algorithm import Algorithm, find, name_of
@@ -209,6 +210,17 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
     # A density model brings its own loss; all others take that of the task.
     loss = loss or getattr(make, "loss", LOSS_OF[source.task])
     return Model(make, loss, head, dtype, made_from=table)
+
+
+def as_model(model: nn.Module | Model, task: str) -> Model:
+    """A network with the loss of a task."""
+    return model if isinstance(model, Model) else Model(model, LOSS_OF[task])
+
+
+def suggested(data: FederatedData) -> str:
+    """A network for a kind of data: images a small convolutional one, all else an MLP."""
+    shape = data.sample_shape
+    return "cnn" if not isinstance(shape, dict) and len(shape) == 3 else "mlp"
 
 
 def load(path: str) -> Any:

@@ -110,6 +110,8 @@ def _summary(
         if data.truth is not None:
             summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
             summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
+    if curves := algorithm.curves(state):
+        summary["evidence"] = no_nan([curve._asdict() for curve in curves])
     if (mixture := oracle.mixture()) is not None:
         summary["mixture"] = no_nan(mixture)
         if len(own := some(train.accuracy)):

@@ -1,0 +1,181 @@
+"""Groups before any training, from networks that are drawn from a seed: `survey`, and
+`first="survey"` of other methods.
+
+The server sends a seed and a number; no model travels. Clients build the networks, evaluate them,
+forget them, and send their losses class by class (`clustering/lenses.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms import groups
+from coterie.clustering.lenses import (
+    THRESHOLD,
+    Block,
+    Look,
+    Scale,
+    Sums,
+    View,
+    Whole,
+    class_moments,
+    class_sums,
+    conditional,
+    joint,
+    look,
+    sound,
+    whole,
+    whole_moments,
+)
+from coterie.core.client import Client, TaskInfo
+from coterie.core.federation import Federation
+from coterie.core.model import Model
+from coterie.core.tree import Ids
+
+NETWORKS = 16
+"""Two are enough on MNIST; sixteen are for other networks and data."""
+
+Lens: TypeAlias = Literal["auto", "conditional", "joint"]
+
+
+class Survey:
+    """The question as a task: losses of seeded networks, class by class.
+
+    Parameters
+    ----------
+    method
+        Its `model` is drawn; networks are not trained, so nothing else of it matters.
+    lens
+        "joint" keeps the label counts on the client and sends sums.
+    n_classes
+        None: the outputs of a network whose loss is cross-entropy; else one class for all.
+    """
+
+    __name__ = "survey"
+    __task__ = TaskInfo(stackable=True, phase="cluster")
+
+    def __init__(self, method: Any, lens: Lens = "auto", n_classes: int | None = None) -> None:
+        self.__self__, self.lens, self.n_classes = method, lens, n_classes
+
+    def __call__(self, client: Client, seed: Tensor, networks: Tensor) -> dict[str, Tensor]:
+        model: Model = self.__self__.model
+        batch = client.train
+        classes = n_classes(model, batch, self.n_classes)
+        losses = model.seeded(seed, int(networks), batch)  # [r, n]
+        if classes == 1:
+            return sent(whole_moments(losses, batch.mask), model)
+        block = class_moments(losses, batch.y, batch.mask, classes)
+        if self.lens == "joint":
+            return sent(class_sums(block, undecided(model, classes)), model)
+        return sent(block, model)
+
+
+Answers: TypeAlias = Block | Sums | Whole
+
+
+def sent(answer: Answers, model: Model) -> dict[str, Tensor]:
+    """An answer as it travels: counts in 4 bytes, the rest as precise as the model."""
+    count, mean, variance = answer
+    return {
+        "count": count.float(),
+        "mean": mean.to(model.dtype),
+        "variance": variance.to(model.dtype),
+    }
+
+
+def n_classes(model: Model, batch: Any, given: int | None) -> int:
+    """Classes the losses are told apart by: one where labels are none, or several per sample."""
+    if batch.y.ndim > 1 or batch.y.is_floating_point():
+        return 1
+    if given is None:
+        return model.n_outputs(batch.x) if model.loss == "cross_entropy" else 1
+    return given
+
+
+def undecided(model: Model, classes: int) -> float:
+    """Loss of a network that finds all classes alike; taking it off leaves the noise of label
+    counts out of sums."""
+    return math.log(classes) if model.loss == "cross_entropy" else 0.0
+
+
+def ask(
+    method: Any,
+    fed: Federation,
+    ids: Ids,
+    seed: Tensor,
+    networks: int = NETWORKS,
+    lens: Lens = "auto",
+    n_classes: int | None = None,
+) -> tuple[Ids, Answers | None]:
+    """Who answered with numbers, and what they said; None if nobody did."""
+    task = Survey(method, lens, n_classes)
+    ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
+    if not len(ids):
+        return ids, None
+    parts = reply["count"].double(), reply["mean"].double(), reply["variance"].double()
+    kind = Block if parts[0].ndim == 2 else Whole if parts[1].ndim == 2 else Sums
+    answers: Answers = kind(*parts)
+    good = sound(answers)
+    return ids[good], kind(*(part[good] for part in answers)) if bool(good.any()) else None
+
+
+def views(
+    block: Answers, model: Model, lens: Lens = "auto", scales: Mapping[str, Scale] | None = None
+) -> dict[str, View]:
+    """Answers through the lenses; in units of others, where scales are given."""
+    scales = scales or {}
+    if isinstance(block, Whole):
+        return {"joint": whole(block, scales.get("joint"))}
+    if isinstance(block, Sums):
+        return {"joint": joint(block, scales.get("joint"))}
+    out = {}
+    if lens != "joint":
+        out["conditional"] = conditional(block, scales.get("conditional"))
+    if lens != "conditional":
+        sums = class_sums(block, undecided(model, block.counts.shape[1]))
+        out["joint"] = joint(sums, scales.get("joint"))
+    return out
+
+
+def numbered(fed: Federation, ids: Ids, labels: Tensor) -> Tensor:
+    """Group numbers that do not depend on how clients are numbered."""
+    turn = fed.turns(ids, "groups", every_round=True)
+    first = torch.full((int(labels.max()) + 1,), len(ids)).scatter_reduce(0, labels, turn, "amin")
+    return first.argsort().argsort()[labels]
+
+
+def surveyed(
+    method: Any,
+    fed: Federation,
+    ids: Ids,
+    n_groups: int | None = None,
+    max_groups: int = 10,
+    threshold: float = THRESHOLD,
+) -> tuple[Ids, Look | None]:
+    """Who answered a survey, and what it shows of them; None if nobody did."""
+    heard, block = ask(method, fed, ids, fed.key("survey"))
+    if block is None:
+        return heard, None
+    seen = look(views(block, method.model), n_groups or max_groups, threshold, n_groups)
+    return heard, seen._replace(labels=numbered(fed, heard, seen.labels))
+
+
+def first_groups(
+    method: Any, fed: Federation, ids: Ids, n_groups: int, known: bool = True
+) -> Tensor:
+    """Groups of the first round: by a survey if `method.first` says so, else at random.
+
+    `known`: the number is n_groups; else that is the most there may be. The silent are dealt.
+    """
+    dealt = groups.random_groups(fed, ids, n_groups)
+    if method.first != "survey":
+        return dealt
+    heard, seen = surveyed(method, fed, ids, n_groups if known else None, n_groups)
+    if seen is None:
+        return dealt
+    dealt = dealt % seen.k
+    dealt[torch.isin(ids, heard)] = seen.labels
+    return dealt

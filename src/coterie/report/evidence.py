@@ -1,0 +1,156 @@
+"""Why there are so many groups: the criterion by number, what was chosen, what else it might be.
+
+A curve is plain data (`core.algorithm.Curve` as a dict), as `summary.json` keeps it under
+"evidence".
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.core.errors import ConfigError
+from coterie.report import pictures
+from coterie.report.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Line = Mapping[str, Any]
+
+TITLES = {
+    "conditional": "Losses within each class",
+    "joint": "Losses with label shares",
+    "losses": "Losses on trained models",
+    "components": "Components",
+}
+
+
+def table(curves: Sequence[Line]) -> Table:
+    """A row per number of groups, a column per curve, and which number each curve chose."""
+    ks = sorted({k for line in curves for k in line["ks"]})
+    columns, rows, formats = ["groups"], [[k] for k in ks], {}
+    for line in curves:
+        values = dict(zip(line["ks"], line["values"], strict=True))
+        name = f"{line['name']} {line['criterion']}"
+        columns += [name, f"{line['name']} choice"]
+        formats[name] = ".4g"
+        for row in rows:
+            row += [values.get(row[0]), _mark(line, row[0])]
+    return Table(columns, rows, formats)
+
+
+def _mark(line: Line, k: int) -> str:
+    if k == line["chosen"]:
+        return "chosen"
+    if k in line["close"]:
+        return "not distinguishable"
+    return "runner-up" if k == line["runner_up"] else ""
+
+
+def words(curves: Sequence[Line]) -> str:
+    """What was chosen, by how much, and what cannot be told apart, in a few sentences.
+
+    >>> line = {"name": "joint", "criterion": "noise ratio", "ks": [1, 2, 3],
+    ...         "values": [40.0, 1.1, 1.0], "chosen": 2, "runner_up": 3, "close": [],
+    ...         "threshold": [1.3, 1.3, 1.3], "decides": True, "note": ""}
+    >>> words([line])
+    'How many groups: 2 (joint noise ratio 1.1; 40 with 1). Runner-up 3.'
+    """
+    line = decisive(curves)
+    values = dict(zip(line["ks"], line["values"], strict=True))
+    chosen, criterion = line["chosen"], f"{line['name']} {line['criterion']}"
+    if chosen is None:
+        least = min(value for value in values.values() if value is not None)
+        noise = max(line["threshold"], default=1.0)
+        text = (
+            f"How many groups: no number up to {line['ks'][-1]} fits; {criterion} does not fall "
+            f"below {least:.3g} (noise: up to {noise:.2g})."
+        )
+    else:
+        fewer = values.get(chosen - 1)
+        beside = "" if fewer is None else f"; {fewer:.4g} with {chosen - 1}"
+        text = f"How many groups: {chosen} ({criterion} {values[chosen]:.4g}{beside})."
+        if line["runner_up"] is not None:
+            text += f" Runner-up {line['runner_up']}."
+        if line["close"]:
+            numbers = " or ".join(str(k) for k in line["close"])
+            text += f" Not distinguishable from {numbers} with this number of samples."
+    note = line["note"]
+    return text + (f" {note[0].upper()}{note[1:]}." if note else "")
+
+
+def decisive(curves: Sequence[Line]) -> Line:
+    """The curve that the number was read from."""
+    return next((line for line in curves if line["decides"]), curves[0])
+
+
+def picture(curves: Sequence[Line], out: str | Path) -> Path:
+    """Draw each curve with its threshold, the number chosen and the runner-up."""
+    if not curves:
+        raise ConfigError(
+            "Picture: there is no evidence, because the number of groups was given. Leave n_groups "
+            "out and give max_groups."
+        )
+    return pictures.draw(lambda: figure(curves), out)
+
+
+def figure(curves: Sequence[Line]) -> "Figure":
+    """A panel per curve, side by side; the one that decided is drawn in full colour."""
+    page = pictures.new_page(0.4 + 5.6 * len(curves), 4.6)
+    for place, line in enumerate(curves):
+        ax = pictures.axes_at(page, 0.95 + 5.6 * place, 0.75, 4.4, 2.85)
+        _curve(ax, line)
+        name = TITLES.get(line["name"], line["name"])
+        chosen = "no number fits" if line["chosen"] is None else f"groups: {line['chosen']}"
+        role = "" if line["decides"] or len(curves) == 1 else "  (does not decide)"
+        pictures.headed(ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}"))
+    return page
+
+
+def _curve(ax: "Axes", line: Line) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    colour = pictures.COLOURS[0] if line["decides"] else pictures.UNKNOWN
+    points = [(k, v) for k, v in zip(line["ks"], line["values"], strict=True) if v is not None]
+    ks, values = [k for k, _ in points], [v for _, v in points]
+    ax.plot(ks, values, color=colour, linewidth=1.8, marker="o", markersize=5, zorder=3)
+    wide = min(values) > 0 and max(values) / min(values) > 20
+    if wide:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    most = list(line["threshold"])
+    low, high = min([*values, *most]), max([*values, *most])
+    if wide:
+        ax.set_ylim(low * (low / high) ** 0.22, high * (high / low) ** 0.1)
+    else:
+        room = (high - low) or 1.0
+        ax.set_ylim(low - 0.25 * room, high + 0.1 * room)
+    ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.7)
+    if most:
+        ends = [line["ks"][0] - 0.5, *line["ks"], line["ks"][-1] + 0.7]
+        dashed = [most[0], *most, most[-1]]
+        ax.plot(ends, dashed, color=pictures.COLOURS[4], linewidth=1.2, linestyle="--", zorder=2)
+        ax.annotate(
+            f"noise: up to {most[-1]:.3g}", (ends[-1], most[-1]), (0, 4),
+            textcoords="offset points", ha="right", fontsize=9, color=pictures.COLOURS[4],
+        )  # fmt: skip
+    found = dict(points)
+    marks = [("runner_up", "runner-up", pictures.SOFT, "s", 8)]
+    marks.append(("chosen", "chosen", pictures.COLOURS[2], "o", 11))
+    for key, text, shade, marker, size in marks:
+        k = line[key]
+        if k not in found or (key == "runner_up" and line["chosen"] is None):
+            continue
+        ax.plot(k, found[k], marker=marker, markersize=size, color=shade, linestyle="", zorder=4)
+        close = key == "runner_up" and k in line["close"]
+        above = key == "runner_up" and line["chosen"] is not None and k < line["chosen"]
+        ax.annotate(
+            f"{text}{' (close)' if close else ''}: {k}", (k, found[k]), (0, 10 if above else -18),
+            textcoords="offset points", ha="left" if above or k == ks[0] else "center",
+            fontsize=10, color=shade, fontweight="bold" if key == "chosen" else "normal", zorder=5,
+        )  # fmt: skip
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    ax.grid(visible=False, axis="x")
+    ax.set_xlabel("number of groups")

@@ -1,0 +1,43 @@
+import pytest
+
+from coterie.core.errors import ConfigError
+from coterie.report import evidence
+
+CLEAR = {
+    "name": "conditional", "criterion": "noise ratio", "ks": [1, 2, 3, 4],
+    "values": [40.0, 9.0, 1.1, 1.0], "chosen": 3, "runner_up": 4, "close": [],
+    "threshold": [1.3] * 4, "decides": True, "note": "",
+}  # fmt: skip
+NONE = {
+    **CLEAR, "name": "joint", "values": [9.0, 8.0, 7.5, None], "chosen": None,
+    "runner_up": 4, "decides": False, "note": "nothing fits",
+}  # fmt: skip
+
+
+def test_words():
+    assert evidence.words([NONE, CLEAR]) == (
+        "How many groups: 3 (conditional noise ratio 1.1; 9 with 2). Runner-up 4."
+    )
+    assert evidence.words([{**NONE, "decides": True}]) == (
+        "How many groups: no number up to 4 fits; joint noise ratio does not fall below 7.5 "
+        "(noise: up to 1.3). Nothing fits."
+    )
+    close = evidence.words([{**CLEAR, "close": [2, 4]}])
+    assert "Not distinguishable from 2 or 4 with this number of samples." in close
+
+
+def test_table():
+    rows = list(evidence.table([CLEAR, NONE]))
+    assert rows[2]["conditional noise ratio"] == 1.1
+    assert rows[2]["conditional choice"] == "chosen"
+    assert rows[3]["conditional choice"] == "runner-up"
+    assert rows[3]["joint noise ratio"] is None
+
+
+def test_picture(tmp_path):
+    out = evidence.picture([CLEAR, NONE], tmp_path / "two.png")
+    assert out.stat().st_size > 10_000
+    one = {**CLEAR, "threshold": [], "criterion": "icl", "values": [50.0, 20.0, 10.0, 11.0]}
+    assert evidence.picture([one], tmp_path / "one.png").exists()
+    with pytest.raises(ConfigError, match="was given"):
+        evidence.picture([], tmp_path / "none.png")

@@ -1,0 +1,116 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie.data import blobs, from_arrays
+
+
+def labelled(share, n=120, seed=0, classes=4, shift=None):
+    """Clients with given label shares and one cloud per class, the same for all unless shifted."""
+    draw = torch.Generator().manual_seed(seed)
+    clouds = 3 * torch.randn(classes, 2, generator=torch.Generator().manual_seed(9))
+    xs, ys = [], []
+    for i, row in enumerate(share):
+        y = torch.multinomial(row, n, replacement=True, generator=draw)
+        x = clouds[y] + torch.randn(n, 2, generator=draw)
+        xs.append(x if shift is None else x + shift[i])
+        ys.append(y)
+    return from_arrays(xs, ys, n_outputs=classes, test_fraction=0.0)
+
+
+EVEN = torch.full((12, 4), 0.25)
+
+
+def test_one_model():
+    advice = coterie.advise(labelled(EVEN))
+    assert (advice.kind, advice.n_groups) == ("one", 1)
+    assert set(advice.assignment.values()) == {0}
+    assert str(advice).startswith("One model: the 12 clients differ by no more than chance.")
+
+
+def test_groups_of_meaning():
+    data = blobs(n_groups=3, clients_per_group=5, n=80)
+    advice = coterie.advise(data)
+    assert (advice.kind, advice.n_groups) == ("meaning", 3)
+    assert list(advice.assignment) == list(data.names)
+    assert [advice.assignment[name] for name in data.names] == data.truth.tolist()
+    text = str(advice)
+    assert text.startswith("3 groups (5, 5 and 5 clients). Between them the inputs")
+    assert "What it cost: one exchange, 16 B to" in text
+    assert "What it cannot see" in text
+
+
+def test_groups_of_labels():
+    share = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]).repeat(6, 1)
+    advice = coterie.advise(labelled(share, seed=1))
+    assert (advice.kind, advice.n_groups) == ("labels", 2)
+    assert advice.evidence["label_overlap"] == 0
+    assert "They share hardly a label" in str(advice)
+    share = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).repeat(6, 1)
+    advice = coterie.advise(labelled(share, n=400, seed=1))
+    assert (advice.kind, advice.n_groups) == ("labels", 2)
+    assert "train both" in str(advice)
+
+
+def test_label_shares_client_by_client():
+    torch.manual_seed(1)
+    share = torch.distributions.Dirichlet(torch.ones(4)).sample((20,))
+    advice = coterie.advise(labelled(share, n=300))
+    assert (advice.kind, advice.n_groups) == ("client by client", 1)
+    assert set(advice.assignment.values()) == {0}
+    assert "train one model for all and personalise it" in str(advice)
+
+
+def test_inputs_client_by_client():
+    shift = 2 * torch.randn(12, 1, 2, generator=torch.Generator().manual_seed(4))
+    advice = coterie.advise(labelled(EVEN, n=300, shift=shift), max_groups=5)
+    assert (advice.kind, advice.n_groups) == ("client by client", None)
+    assert sorted(advice.assignment.values()) == list(range(12))
+    assert 2 <= advice.evidence["proposal"] <= 5
+    assert "no number of groups up to 5 describes them" in str(advice)
+
+
+def test_own_networks_and_clients_set_aside():
+    data = blobs(n_groups=2, clients_per_group=5, n=80)
+    first = int(data.rows["train"].of_clients(torch.tensor([3])).index[0])
+    data.x[first] = math.nan
+    net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match="set aside"):
+        advice = coterie.advise(data, model=net)
+    assert advice.n_groups == 2
+    assert data.names[3] not in advice.assignment
+    assert advice.evidence["set_aside"] == [data.names[3]]
+    assert data.names[3] in str(advice)
+
+
+def test_regression_and_reconstruction():
+    torch.manual_seed(0)
+    xs = [torch.randn(100, 3) + 1 for _ in range(10)]
+    ys = [x.sum(1) * (1 if i % 2 else -1) for i, x in enumerate(xs)]
+    advice = coterie.advise(from_arrays(xs, ys, task="regression", test_fraction=0.0))
+    assert (advice.kind, advice.n_groups) == ("meaning", 2)
+    assert "without classes" in str(advice)
+    xs = [torch.randn(100, 6) + i % 2 for i in range(10)]
+    advice = coterie.advise(from_arrays(xs, test_fraction=0.0))
+    assert (advice.kind, advice.n_groups) == ("meaning", 2)
+
+
+def test_as_json_table_and_picture(tmp_path):
+    advice = coterie.advise(blobs(n_groups=2, clients_per_group=5, n=60))
+    content = json.loads(advice.to_json())
+    assert content["n_groups"] == 2
+    assert content["kind"] == "meaning"
+    assert content["evidence"]["curves"][0]["chosen"] == 2
+    assert content["text"] == str(advice)
+    assert "chosen" in str(advice.curves)
+    assert advice.picture(tmp_path / "evidence.png").stat().st_size > 10_000
+    assert advice._repr_html_().startswith("<p>2 groups")
+
+
+def test_one_client_cannot_be_compared():
+    with pytest.raises(coterie.CoterieError, match="at least two clients"):
+        coterie.advise(blobs(n_groups=1, clients_per_group=1))
