@@ -1,4 +1,4 @@
-"""A goal fails below 85 %; the floor has no such allowance."""
+"""A goal is nearly met from 85 % on; the floor is met or not."""
 
 from coterie.bench import goals
 
@@ -13,14 +13,16 @@ def found(threads, **ratios):
 def test_the_best_of_the_variants_a_goal_names_counts():
     lines = goals.of_workload("W1", found(2, plain=1.0, ours=3.0, twins=3.5, gram=6.0))
     general, special, peak, floor = lines
-    assert (general["kind"], general["by"], general["met"]) == ("general", "twins", True)  # 3.4
+    assert (general["kind"], general["by"]) == ("general", "twins")
+    assert (general["met"], general["close"]) == (False, True)  # 3.5 of 4
     assert (special["kind"], special["by"], special["met"]) == ("special", "gram", True)
     assert (peak["measure"], peak["reached"], peak["met"]) == ("peak_fraction", 0.6, True)
     assert (floor["kind"], floor["reached"], floor["met"]) == ("floor", 3.0, True)
 
 
-def test_a_goal_is_missed_below_85_per_cent():
+def test_a_goal_is_not_even_close_below_85_per_cent():
     lines = goals.of_workload("W1", found(2, plain=1.0, ours=3.3, twins=3.39, gram=4.6))
+    assert [line["close"] for line in lines] == [False, False, False, True]
     assert [line["met"] for line in lines] == [False, False, False, True]
 
 
@@ -31,7 +33,9 @@ def test_goals_are_those_of_the_number_of_threads():
 
 def test_slower_than_the_floor_is_a_failure_without_allowance():
     lines = goals.of_workload("usernet", found(2, plain=1.0, ours=0.94))
-    assert [(line["kind"], line["met"]) for line in lines] == [("floor", False)]
+    assert [(line["kind"], line["met"], line["close"]) for line in lines] == [
+        ("floor", False, False)
+    ]
 
 
 def test_what_was_not_measured_is_not_met():
@@ -47,7 +51,7 @@ def test_memory_peers_and_growth_have_goals():
             "workloads": {},
             "extras": {"ifca4800": {"memory": {"at_rest_mb": 50.0, "peak_mb": 701.0}}},
             "growth": {"clients": {"deviation": 0.21}},
-            "peers": {"flower": {"W1": {"ratio": 13.0}}, "pfl": {"error": "absent"}},
+            "peers": {"flower": {"W1": {"ratio": 16.0}}, "pfl": {"error": "absent"}},
         }
     )
     assert [(line["where"], line["met"]) for line in lines] == [

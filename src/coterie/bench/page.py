@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from coterie.bench import report
+from coterie.bench import goals, report
 from coterie.bench.goals import SLACK
 from coterie.bench.variants import RELATIVE, WHAT
 from coterie.bench.workloads import NAMES
@@ -58,6 +58,28 @@ coterie bench --explain cnn                 # what is stacked in a network, and 
 
 The machine should be idle. The file has, per workload and variant, `seconds`, `ratio` (to the plain
 loop) and `peak_fraction`, and whatever the tables on this page show.
+"""
+
+
+WHY = """### Why some goals are missed
+
+The goals were set on another processor, from prototypes that did one thing each. On the machine of
+this page:
+
+- **W1, W7, W9 and Adam, with one thread.** The plain loop is the faster part of the ratio: it
+  reaches a quarter of the peak here, where the goals expect less. What is left of a stacked step is
+  memory traffic (a step of W1 reads and writes every client's 159,010 weights for 20 samples; Adam
+  moves five such arrays) and the Python between them.
+- **Gram form.** Its arithmetic is done, but products of 200 x 200 run further below the peak than
+  the large ones the goal assumes.
+- **W3 special.** It stands for Winograd convolutions, which are not built: they would double the
+  code of the layer and round differently (6e-5 after ten steps).
+- **W8.** Updates are summed in double precision, so that the order of clients does not matter to
+  more than rounding; in single precision, in place, it takes two thirds of the time.
+- **Memory.** Libraries alone take 390 MB; the rest is one stack of clients with its activations and
+  the data. Smaller stacks would fit and be slower.
+- **Flower, pfl.** Their rounds, too, are faster here than where the goals were set; on W3 both
+  sides spend their time in the same convolutions.
 """
 
 
@@ -116,10 +138,11 @@ def page(results: dict[str, Any], picture: str | None = None) -> str:
     if results.get("goals"):
         parts += [
             "## Goals\n",
-            f"A goal counts as missed below {100 * SLACK:.0f} % of it, because ratios within one "
-            "run still move; the floor (never slower than 0.95 of the plain loop), memory and "
-            "straight lines have no such allowance.",
-            report.goals(results["goals"]),
+            f"*Nearly*: at least {100 * SLACK:.0f} % of the goal; ratios within one run move by as "
+            "much. The floor (never slower than 0.95 of the plain loop), memory and straight "
+            "lines know only yes and no.",
+            report.goals(goals.of_results(results)),
+            WHY,
         ]
     return "\n\n".join([*parts, AGAIN])
 
