@@ -8,6 +8,7 @@ from coterie.cli import (
     check,
     compare,
     data,
+    deploy,
     explain,
     list_,
     place,
@@ -38,6 +39,7 @@ app.command()(check.check)
 app.command()(reproduce.reproduce)
 app.command()(bench.bench)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(wanted: bool) -> None:

@@ -21,9 +21,14 @@ def predict(
 
       coterie predict runs/a --client site-3 --data today.csv --out predictions.csv
     """
-    from coterie.fitted import load
+    if (folder / "personal.safetensors").exists():  # a client's own, of `coterie deploy pull`
+        from coterie.deploy.personal import Personal
 
-    values = load(folder).predict(str(data), client=client, group=group)
+        values = Personal(folder).predict(str(data))
+    else:
+        from coterie.fitted import load
+
+        values = load(folder).predict(str(data), client=client, group=group)
     text = "prediction\n" + "".join(f"{value}\n" for value in values.tolist())
     if out is None:
         print(text, end="")

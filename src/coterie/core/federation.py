@@ -204,11 +204,7 @@ class Federation(ABC):
         ids, reply
             Who answered, in the order asked, and what they said. Empty if nobody did.
         """
-        info = task_info(task)
-        number = self._calls.get(task.__name__, 0)
-        self._calls[task.__name__] = number + 1
-        key = fold(self.run_key, "client", self.round, task.__name__, number)
-        call = Call(task, info, given, to, self._phase or info.phase, key)
+        call = self.call(task, given, to)
         self.traffic.sent(call)
         sums = [Sums(mean, call.name) for mean in as_means(reduce)]
         positions, parts = [], []
@@ -233,6 +229,14 @@ class Federation(ABC):
         for total in sums:
             reply[total.mean.leaf] = total.result()
         return to[answered[order]], reply
+
+    def call(self, task: Callable[..., Any], given: tuple[Any, ...], to: Ids) -> Call:
+        """A call as engines see it; each has a key of its own."""
+        info = task_info(task)
+        number = self._calls.get(task.__name__, 0)
+        self._calls[task.__name__] = number + 1
+        key = fold(self.run_key, "client", self.round, task.__name__, number)
+        return Call(task, info, given, to, self._phase or info.phase, key)
 
     @abstractmethod
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:

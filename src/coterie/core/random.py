@@ -50,6 +50,8 @@ def codes(labels: Sequence[str]) -> Tensor:
     True
     """
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in labels)
+    if not digests:
+        return torch.zeros(0, dtype=torch.int64)
     return torch.frombuffer(bytearray(digests), dtype=torch.int64)
 
 

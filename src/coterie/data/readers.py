@@ -204,12 +204,13 @@ def from_function(
     """
     chosen = construct(Reading, options)
     names = [str(name) for name in names]
-    tables = [_loaded(load(name), f"client '{name}'") for name in names]
+    tables = [as_table(load(name), f"client '{name}'") for name in names]
     typed = label is None and bool(tables) and all("y" in table.cells for table in tables)
     return assemble("from_function", tables, names, "y" if typed else label, chosen, typed=typed)
 
 
-def _loaded(value: Any, source: str) -> Table:
+def as_table(value: Any, source: str) -> Table:
+    """Rows as somebody's function gives them: a table, or two or four arrays."""
     if not isinstance(value, tuple):
         return read(value, source)
     if len(value) == 2:

@@ -285,7 +285,7 @@ def _few(leaf: Any) -> Any:
     return leaf[0, :2]
 
 
-def describe(algorithm: Algorithm, source: FederatedData, settings: Settings) -> Description:
+def describe(algorithm: Algorithm, source: Any, settings: Settings) -> Description:
     """A run as plain data; the inverse of `build`."""
     tables: Description = {"algorithm": {"name": name_of(algorithm)}}
     for field in fields(algorithm):

@@ -1,6 +1,7 @@
 """The exam: each client's own model on its own test data. Examining never changes a run."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from coterie.core.client import Batch, Client, TaskInfo
 from coterie.core.errors import TaskError
 from coterie.core.federation import Federation, Rows
 from coterie.core.model import LOSSES
-from coterie.core.tree import Ids, Tree, flat, row
+from coterie.core.tree import Ids, Tree, flat, put, row
 from coterie.data.federated import FederatedData
+from coterie.engines.remote import Remote
 
 LOSS_OF = {
     "classification": "cross_entropy",
@@ -41,6 +43,7 @@ class Score:
     def __init__(self, algorithm: Algorithm, kind: str, split: str | None, stackable: bool) -> None:
         self.__self__, self.kind = algorithm, kind
         self.__task__ = TaskInfo(stackable, "exam", split)
+        self.described = {"name": "exam", "kind": kind, "split": split}  # for real clients
 
     def __call__(self, client: Client, given: Tree, test: Batch) -> dict[str, Tensor]:
         algorithm = self.__self__
@@ -101,10 +104,32 @@ def examine(
             warnings.warn(f"The exam runs one client after the other: {error}", stacklevel=2)
             ask = Score(algorithm, kind, split if on is None else None, False)
             ids, reply = fed.map(ask, *given, to=ids)
+    return _scores(fed.everyone(), ids, reply)
+
+
+def _scores(asked: Ids, heard: Ids, reply: dict[str, Tensor]) -> Scores:
+    """Scores of all who were asked; of whoever stayed silent as if it had no samples."""
+    if len(heard) < len(asked):
+        at = torch.isin(asked, heard)
+        blank = {name: leaf.new_zeros(len(asked)) for name, leaf in reply.items()}
+        reply = {name: put(blank[name], at, leaf) for name, leaf in reply.items()}
     some = reply["n"] > 0
     names = "loss", "accuracy", "agreement"
     loss, accuracy, agreement = (torch.where(some, reply[name], torch.nan) for name in names)
-    return Scores(ids, loss, accuracy, reply["n"], agreement)
+    return Scores(asked, loss, accuracy, reply["n"], agreement)
+
+
+def examine_later(
+    algorithm: Algorithm, fed: Remote, state: Any, kind: str, then: Callable[[Scores], None]
+) -> None:
+    """Examine with the next messages, which go out anyway; whoever has no place waits."""
+    ids = fed.everyone()
+    assignment = getattr(state, "assignment", None)
+    if assignment is not None:
+        ids = ids[assignment[ids] >= 0]
+    if len(ids):
+        ask = Score(algorithm, kind, "test", False)
+        fed.ride(ask, algorithm.deploy(state, ids), to=ids, then=lambda *s: then(_scores(ids, *s)))
 
 
 class LabelCounts:
@@ -116,6 +141,7 @@ class LabelCounts:
         self.__self__, self.n_classes = algorithm, n_classes
         # Labels need no memory, and clients nobody has asked yet have another than the rest.
         self.__task__ = TaskInfo(algorithm.supervised, "exam")
+        self.described = {"name": "labels", "n_classes": n_classes}
 
     def __call__(self, client: Client) -> dict[str, Tensor]:
         classes = torch.arange(self.n_classes)
@@ -134,9 +160,7 @@ def placed(algorithm: Algorithm, fed: Federation, state: Any, ids: Ids) -> Any:
 class Oracle:
     """Questions that only a simulation can answer, because it knows the truth."""
 
-    def __init__(
-        self, algorithm: Algorithm, fed: Federation, state: Any, data: FederatedData
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, fed: Federation, state: Any, data: Any) -> None:
         self.algorithm, self.fed, self.state, self.data = algorithm, fed, state, data
 
     def ari(self, on: Ids | None = None) -> float | None:

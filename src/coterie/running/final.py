@@ -16,6 +16,7 @@ from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
 from coterie.core.federation import Rows
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import Encoder, FederatedData
+from coterie.engines.remote import Remote
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, describe
 from coterie.running.evaluation import LabelCounts, Oracle, Scores, examine, placed
@@ -23,12 +24,46 @@ from coterie.running.folder import RunFolder, no_nan, to_json
 
 
 @dataclass
+class Card:
+    """What a server knows of its clients' data: of what kind they are, and nothing else."""
+
+    task: str
+    n_outputs: int
+    classes: tuple[str, ...] | None
+    sample_shape: Any
+    encoder: Encoder
+    notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # who has joined
+    truth: None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    name: None = None
+    options: None = None
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Card":
+        """A card from plain data, as `card` writes them."""
+        shape, classes = plain["sample_shape"], plain["classes"]
+        return cls(
+            plain["task"],
+            plain["n_outputs"],
+            None if classes is None else tuple(classes),
+            torch.Size(shape) if isinstance(shape, list) else shape,
+            Encoder.from_dict(plain["encoder"]),
+            tuple(plain["notes"]),
+        )
+
+    def fingerprint(self) -> str:
+        """No checksum: the data are the clients' own."""
+        return ""
+
+
+@dataclass
 class Result:
     """A run that came to its end."""
 
     algorithm: Algorithm
-    data: FederatedData
-    fed: Simulation
+    data: FederatedData | Card
+    fed: Simulation | Remote
     state: Any
     rounds: list[dict[str, Any]]
     evidence: Evidence
@@ -52,14 +87,16 @@ def mean(values: Tensor) -> float | None:
 
 def finish(
     algorithm: Algorithm,
-    data: FederatedData,
+    data: FederatedData | Card,
     settings: Settings,
-    fed: Simulation,
+    fed: Simulation | Remote,
     state: Any,
     lines: list[dict[str, Any]],
     folder: RunFolder | None,
 ) -> Result:
     """The last exam, the evidence for everyone's place, and the files people keep."""
+    if isinstance(data, Card):
+        data.names = fed.names
     everyone = fed.everyone()
     with fed.aside(support=settings.support):
         state = placed(algorithm, fed, grow(state, fed.n_clients), everyone)
@@ -78,8 +115,8 @@ def finish(
 
 def _summary(
     algorithm: Algorithm,
-    data: FederatedData,
-    fed: Simulation,
+    data: FederatedData | Card,
+    fed: Simulation | Remote,
     state: Any,
     lines: list[dict[str, Any]],
     scores: Scores,
@@ -105,7 +142,8 @@ def _summary(
     if hasattr(state, "members"):
         summary["components"] = int(state.members.max()) + 1
     if hasattr(state, "assignment"):
-        groups, sizes = state.assignment.unique(return_counts=True)
+        known = state.assignment[state.assignment >= 0]  # a real client may never have answered
+        groups, sizes = known.unique(return_counts=True)
         summary["groups"] = dict(zip(map(str, groups.tolist()), sizes.tolist(), strict=True))
         if data.truth is not None:
             summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
@@ -131,7 +169,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     # Sorted: a resumed run holds clients in another order than one that never stopped.
     committed = sorted(result.fed.memory.committed.items())
     memory = {str(client): tree for client, tree in committed if tree}
-    if memory:
+    if memory and isinstance(result.fed, Simulation):  # real clients keep theirs
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
     if isinstance(given, Rows):
@@ -147,7 +185,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     return files
 
 
-def card(data: FederatedData) -> dict[str, Any]:
+def card(data: FederatedData | Card) -> dict[str, Any]:
     """What must be known of the data to use the models later; no data."""
     return {
         "task": data.task,
@@ -161,9 +199,9 @@ def card(data: FederatedData) -> dict[str, Any]:
     }
 
 
-def _encoder(data: FederatedData) -> Encoder:
+def _encoder(data: FederatedData | Card) -> Encoder:
     """The rules new rows go through; made problems have none, and take arrays as they are."""
-    if data.encoder is not None or isinstance(data.sample_shape, dict):
+    if isinstance(data, Card) or data.encoder is not None or isinstance(data.sample_shape, dict):
         return data.encoder or Encoder(task=data.task, classes=data.classes)
     sample = data.gather("train", torch.tensor([0])).x[0]
     return Encoder.of_arrays(sample, data.task, data.classes)
@@ -173,14 +211,15 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     """Each group in figures: members, labels, losses on all models, the nearest other group."""
     algorithm, data, fed, scores = result.algorithm, result.data, result.fed, result.scores
     counts = None
-    if data.task == "classification":
+    # Real clients keep the distribution of their labels to themselves.
+    if data.task == "classification" and isinstance(data, FederatedData):
         with fed.aside():
             _, reply = fed.map(LabelCounts(algorithm, data.n_outputs), to=scores.ids)
         counts = reply["counts"].double()
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
     reference = getattr(result.state, "reference", None)
     cards = []
-    used = result.evidence.group.unique()
+    used = used_groups(result.evidence)
     for number, group in enumerate(used.tolist()):
         member = result.evidence.group == group
         margins = some(result.evidence.margin[member])
@@ -191,9 +230,10 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             "loss": mean(scores.loss[member]),
             "margin": float(margins.median()) if len(margins) else None,
         }
+        if data.task == "classification":
+            one["accuracy"] = mean(scores.accuracy[member])
         if counts is not None:
             shares = counts[member].sum(0) / counts[member].sum()
-            one["accuracy"] = mean(scores.accuracy[member])
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
         if reference is not None and not bool(reference.centroids[group].isnan().any()):
             apart = (reference.centroids[used] - reference.centroids[group]).norm(dim=1)
@@ -203,6 +243,11 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
         cards.append(one)
     return cards
+
+
+def used_groups(evidence: Evidence) -> Tensor:
+    """Groups that have members; they are numbered without the models nobody uses."""
+    return evidence.group[evidence.group >= 0].unique()
 
 
 def _plain_weights(params: Tree) -> bytes:
@@ -222,7 +267,8 @@ def clients(result: Result) -> list[dict[str, Any]]:
     elif data.task != "classification":
         scale = data.encoder.target_scale if data.encoder is not None else ()
         column, score = "error", scores.loss.sqrt() * (scale[0] if len(scale) == 1 else 1.0)
-    used = evidence.group.unique()  # groups are numbered without the models nobody uses
+    used = used_groups(evidence)
+    has_place = (evidence.group >= 0).tolist()
     mixture = result.algorithm.mixture(result.state, scores.ids)
 
     def shares(i: int) -> dict[str, Any]:
@@ -239,7 +285,7 @@ def clients(result: Result) -> list[dict[str, Any]]:
     return [
         {
             "client": result.fed.names[client],
-            "group": int(torch.searchsorted(used, evidence.group[i])),
+            "group": int(torch.searchsorted(used, evidence.group[i])) if has_place[i] else -1,
             "margin": float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
             column: float(score[i]),

@@ -18,10 +18,11 @@ from coterie.core.errors import DataError, FederationError
 from coterie.data import FederatedData
 from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
+from coterie.engines.remote import Remote
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, check, describe
-from coterie.running.evaluation import examine
-from coterie.running.final import Result, finish, mean, some
+from coterie.running.evaluation import Scores, examine, examine_later
+from coterie.running.final import Card, Result, finish, mean, some
 from coterie.running.folder import RunFolder
 from coterie.running.progress import Progress, chosen
 
@@ -67,6 +68,18 @@ def resume(
     return _run(algorithm, data, settings, RunFolder(out), chosen(progress))
 
 
+def conduct(
+    algorithm: Algorithm,
+    card: Card,
+    settings: Settings,
+    fed: Remote,
+    out: str | Path,
+    progress: bool | Progress = False,
+) -> Result:
+    """Run a method on real clients, or go on where its run folder ends."""
+    return _attempt(algorithm, card, settings, 0, RunFolder(out), chosen(progress), fed)
+
+
 def _run(
     algorithm: Algorithm,
     data: FederatedData,
@@ -99,15 +112,18 @@ def _run(
 
 def _attempt(
     algorithm: Algorithm,
-    data: FederatedData,
+    data: FederatedData | Card,
     settings: Settings,
     restart: int,
     folder: RunFolder | None,
     progress: Progress,
+    fed: Simulation | Remote | None = None,
 ) -> Result:
-    if settings.validation:
-        data = data.hold_out(settings.validation, seed=settings.seed)
-    fed = _federation(algorithm, data, settings, restart, folder)
+    if isinstance(data, FederatedData):
+        if settings.validation:
+            data = data.hold_out(settings.validation, seed=settings.seed)
+        fed = _federation(algorithm, data, settings, restart, folder)
+    assert fed is not None
     lines: list[dict[str, Any]] = []
     if folder is not None and any(folder.checkpoints.glob("*.json")):
         done, state, traffic, fed.memory = folder.load(algorithm)
@@ -211,7 +227,7 @@ def _federation(
     return fed
 
 
-def _freeze(folder: RunFolder | None, fed: Simulation) -> None:
+def _freeze(folder: RunFolder | None, fed: Simulation | Remote) -> None:
     """Write the numeric plan down, so that the run is resumed with it."""
     if folder is None:
         return
@@ -222,9 +238,9 @@ def _freeze(folder: RunFolder | None, fed: Simulation) -> None:
 
 def _round(
     algorithm: Algorithm,
-    data: FederatedData,
+    data: FederatedData | Card,
     settings: Settings,
-    fed: Simulation,
+    fed: Simulation | Remote,
     state: Any,
     number: int,
 ) -> tuple[Any, dict[str, Any]]:
@@ -239,21 +255,47 @@ def _round(
         fed.rollback()
         info = {"abandoned": str(error)}
     last = number + 1 == settings.rounds or algorithm.done(state)
-    if (settings.evaluate_every and (number + 1) % settings.evaluate_every == 0) or last:
+    if isinstance(fed, Remote):
+        line |= fed.examined
+        fed.examined = {}
+    due = settings.evaluate_every and (number + 1) % settings.evaluate_every == 0
+    if isinstance(fed, Remote) and due and not last:
+        _examine_later(algorithm, fed, state, data.task)
+    elif due or last:
         scores = examine(algorithm, fed, state, data.task, support=settings.support)
-        line["loss"] = mean(scores.loss)
-        if len(accuracy := some(scores.accuracy)):
-            line["accuracy"] = float(accuracy.mean())
-            line["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
-        if len(agreement := some(scores.agreement)):
-            line["agreement"] = float(agreement.mean())
+        line |= {"examined": number + 1} if isinstance(fed, Remote) else {}
+        line |= _scored(scores)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()
+    if isinstance(fed, Remote):
+        line["wire"] = sum(fed.wire_bytes.values())  # by this server process, exams included
     return state, line
 
 
-def _groups(before: Any, state: Any, data: FederatedData, info: dict[str, Any]) -> dict[str, Any]:
+def _examine_later(algorithm: Algorithm, fed: Remote, state: Any, kind: str) -> None:
+    """Scores of this round's models, in the line of the next round."""
+    number = fed.round + 1
+
+    def note(scores: Scores) -> None:
+        fed.examined = {"examined": number, **_scored(scores)}
+
+    examine_later(algorithm, fed, state, kind, note)
+
+
+def _scored(scores: Scores) -> dict[str, Any]:
+    out: dict[str, Any] = {"loss": mean(scores.loss)}
+    if len(accuracy := some(scores.accuracy)):
+        out["accuracy"] = float(accuracy.mean())
+        out["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
+    if len(agreement := some(scores.agreement)):
+        out["agreement"] = float(agreement.mean())
+    return out
+
+
+def _groups(
+    before: Any, state: Any, data: FederatedData | Card, info: dict[str, Any]
+) -> dict[str, Any]:
     """Sizes of the groups, who moved, and agreement with the truth where it is known."""
     assignment = getattr(state, "assignment", None)
     if assignment is None:
@@ -281,7 +323,9 @@ def _shown(value: Any) -> bool:
     return isinstance(value, str | int | float | bool)
 
 
-def _save(folder: RunFolder | None, done: int, state: Any, fed: Simulation) -> None:
+def _save(folder: RunFolder | None, done: int, state: Any, fed: Simulation | Remote) -> None:
     if folder is not None:
         traffic = {"/".join(key): amount for key, amount in fed.traffic.totals.items()}
         folder.save(done, state, traffic, fed.memory)
+        if isinstance(fed, Remote):
+            fed.saved()

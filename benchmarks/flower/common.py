@@ -1,0 +1,87 @@
+"""What the studies of deployments share: run files, a federation on loopback, comparison."""
+
+import hashlib
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coterie.core import wire
+from coterie.deploy.app import write_app
+from coterie.deploy.local import Deployment
+from coterie.running.build import build, make_data
+from coterie.running.folder import RunFolder
+from coterie.running.loop import run as simulate
+
+DIGITS = {"name": "digits", "n_clients": 4, "n_groups": 2, "per_client": 100}
+MLP = {"model": {"name": "mlp", "hidden": [32]}}
+LOCAL = {"local": {"learning_rate": 0.1, "batch_size": 16, "epochs": 5}}
+METHODS: dict[str, dict[str, Any]] = {
+    "clove": {"algorithm": {"name": "clove", "n_groups": 2}, **MLP, **LOCAL, "data": DIGITS},
+    "ifca": {"algorithm": {"name": "ifca", "n_groups": 2}, **MLP, **LOCAL, "data": DIGITS},
+    "fedgmi": {
+        "algorithm": {
+            "name": "fedgmi",
+            "n_components": 2,
+            "warm_rounds": 1,
+            "warm_epochs": 1,
+            "anchor_epochs": 1,
+            "interval": 3,
+            "offset": "none",
+        },
+        "vae": {"name": "vae", "hidden": [16], "latent": 4},
+        **MLP,
+        **LOCAL,
+        "data": DIGITS,
+    },
+    "fedgem": {
+        "algorithm": {"name": "fedgem", "rounds": 3, "feedback": 1, "refine": 1},
+        "data": {"name": "blobs", "n_groups": 2, "clients_per_group": 2, "n": 60, "test": 20},
+    },
+}
+
+
+def described(method: str, rounds: int = 6, **settings: Any) -> dict[str, Any]:
+    """A run file: four clients, one thread."""
+    return {**METHODS[method], "run": {"rounds": rounds, "threads": 1, **settings}}
+
+
+@contextmanager
+def federation(folder: Path, tables: dict[str, Any], *, insecure: bool = False, **options: Any):
+    """A deployment that is up, and down again at the end."""
+    clients = options.pop("clients", 4)
+    names = list(make_data(tables["data"]).names)[:clients]
+    write_app(folder, tables, clients, options.pop("deadline", 60.0))
+    local = Deployment(folder)
+    try:
+        local.up(names, "run", host="127.0.0.1", port=None, insecure=insecure)
+        yield local
+    finally:
+        local.book.stop()
+
+
+def state_of(folder: Path) -> tuple[int, str]:
+    """Round of the newest checkpoint of a run folder, and the checksum of its state."""
+    _, manifest = RunFolder(folder)._manifests()[-1]
+    content = wire.load((folder / "checkpoint" / manifest["state"]).read_bytes())
+    return manifest["round"], hashlib.sha256(wire.dump(content["state"])).hexdigest()
+
+
+def simulated(tables: dict[str, Any], out: Path) -> tuple[int, str]:
+    """The same run in one process, every message through bytes."""
+    ready = build({**tables, "run": {**tables["run"], "engine": "wire"}})
+    simulate(ready.algorithm, ready.data, ready.settings, out)
+    return state_of(out)
+
+
+def note(path: Path | None, figures: Any) -> None:
+    """Write figures as they come, so that a cut loses none."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def quiet(text: str) -> None:
+    """Where progress goes."""
+    print(f"  {time.strftime('%T')} {text}", flush=True)

@@ -1,0 +1,151 @@
+"""Twenty drills: what can die in a federation dies in the middle of a round, and the run goes on.
+
+One federation on loopback, with TLS and node keys, serves all drills: four clients with digits in
+two orientations, six rounds of CLoVE each. What is killed returns by itself. A drill is passed if
+the run came to its end, both orientations were told apart (adjusted Rand index 1 over all clients
+with a place) and no client was counted twice in an exchange.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import described, federation, note, quiet, simulated, state_of
+
+from coterie import metrics
+from coterie.core import wire
+from coterie.deploy.local import Deployment
+from coterie.running.build import make_data
+from coterie.running.folder import RunFolder
+
+ROUNDS = 6
+KINDS = ("supernode killed", "server app killed", "both killed", "never answers", "worker killed")
+DEADLINE = 25
+
+
+def process_of(local: Deployment, client: str, part: str) -> int:
+    """Number of a part of a node, as the node's log has it last."""
+    text = (local.state / "logs" / f"node-{client}.log").read_text(errors="replace")
+    return int(re.findall(rf"^{part} started, process (\d+)", text, re.M)[-1])
+
+
+def server_app(local: Deployment) -> int | None:
+    """Number of the process the server app runs in."""
+    parent = next(e["pid"] for e in local.book.read() if e["role"] == "server")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            words = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if fields[0] != "Z" and int(fields[1]) == parent and b"flwr-serverapp" in words:
+            return int(path.parent.name)
+    return None
+
+
+def kill(number: int | None, what: int = signal.SIGKILL) -> str:
+    """Send a signal to a process we started."""
+    if number is None:
+        return "not there"
+    try:
+        os.kill(number, what)
+    except ProcessLookupError:
+        return "gone already"
+    return f"process {number}"
+
+
+def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pause: float) -> None:
+    """Wait until so many rounds are done, then a little, then do harm."""
+    end = time.monotonic() + 240
+    began = out / "names.json"  # all have joined
+    while (not began.exists() or len(RunFolder(out).lines()) < after) and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(pause)
+    if kind in ("supernode killed", "both killed"):
+        quiet(f"SuperNode of {client}: {kill(process_of(local, client, 'supernode'))}")
+    if kind in ("server app killed", "both killed"):
+        quiet(f"server app: {kill(server_app(local))}")
+    if kind == "worker killed":
+        quiet(f"worker of {client}: {kill(process_of(local, client, 'worker'))}")
+    if kind == "never answers":
+        quiet(f"worker of {client} stops: {kill(process_of(local, client, 'worker'), 19)}")
+
+
+def drill(local: Deployment, number: int, kind: str, truth: torch.Tensor) -> dict[str, Any]:
+    """One run with one accident."""
+    client = f"client-{number % 4}"
+    after, pause = number % 3, 1.0 + 1.7 * (number % 4)  # in round 1, 2 or 3; 1 to 6 s into it
+    out = local.folder / f"run-{number:02d}"
+    thread = threading.Thread(target=strike, args=(local, out, kind, client, after, pause))
+    began = time.monotonic()
+    thread.start()
+    line: dict[str, Any] = {"kind": kind, "client": client, "round": after + 1}
+    try:
+        config = {"out": str(out), "deadline": DEADLINE, "clients": 4, "wait": 240}
+        line["finished"] = local.run(config, attempts=4, seconds=600.0, say=quiet)
+    except Exception as error:
+        line |= {"finished": False, "error": str(error)}
+    thread.join()
+    if kind == "never answers":
+        kill(process_of(local, client, "worker"), signal.SIGCONT)
+        kill(process_of(local, client, "worker"))
+    line["seconds"] = round(time.monotonic() - began)
+    if not line["finished"]:
+        return line
+    names = json.loads((out / "names.json").read_text())
+    saved = RunFolder(out)._manifests()[-1][1]
+    content = wire.load((out / "checkpoint" / saved["state"]).read_bytes())
+    found, order = content["state"]["assignment"], [int(name.split("-")[1]) for name in names]
+    line |= {"rounds": saved["round"], "placed": int((found >= 0).sum())}
+    line["ari"] = metrics.adjusted_rand(found[found >= 0], truth[order][found >= 0])
+    line["abandoned"] = sum("abandoned" in entry for entry in RunFolder(out).lines())
+    # All answers to a task have one size, so bytes tell how often each client was counted.
+    sizes = {"train": 64 * 32 * 4 + 32 * 4 + 32 * 10 * 4 + 10 * 4 + 8, "cluster": 2 * 4}
+    counted = {p: (content["traffic"][f"{p}/up"] / sizes[p]).tolist() for p in sizes}
+    line["counted"] = {p: [round(c, 3) for c in counts] for p, counts in counted.items()}
+    line["once"] = all(c <= ROUNDS and c == int(c) for part in counted.values() for c in part)
+    line["lost"] = int(sum(ROUNDS - c for c in counted["train"]))
+    line["state"] = state_of(out)[1]
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--drills", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    options = parser.parse_args()
+    tables = described("clove", ROUNDS)
+    truth = make_data(tables["data"]).truth
+    lines = []
+    with tempfile.TemporaryDirectory() as place:
+        expected = simulated(tables, Path(place) / "simulated")[1]
+        with federation(Path(place) / "real", tables, deadline=DEADLINE) as local:
+            for number in range(options.first, options.drills):
+                kind = KINDS[number % len(KINDS)]
+                quiet(f"drill {number + 1}: {kind}")
+                line = {"drill": number + 1, **drill(local, number, kind, truth)}
+                line["as_undisturbed"] = line.pop("state", None) == expected
+                lines.append(line)
+                print(json.dumps(line), flush=True)
+                note(options.json, lines)
+    print("| drill | what | finished | ARI | counted once | replies lost | as undisturbed | s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for line in lines:
+        shown = [line["drill"], f"{line['kind']}, round {line['round']}", line["finished"]]
+        shown += [line.get(k) for k in ("ari", "once", "lost", "as_undisturbed", "seconds")]
+        print("| " + " | ".join(map(str, shown)) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The data of one real client, read where they lie, by rules all clients share."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.core.config import construct
+from coterie.core.errors import DataError
+from coterie.data.assemble import Reading
+from coterie.data.encoder import Encoder
+from coterie.data.federated import SPLITS, FederatedData, Rows
+from coterie.data.images import read_client
+from coterie.data.readers import as_table
+from coterie.data.splits import divide
+from coterie.data.tables import ENDINGS, Table, read_file
+
+
+def client_file(path: Path, name: str, sample_shape: Any = None) -> Table:
+    """A client's file, its folder of images, or its entry in a folder that has one per client."""
+    if path.is_file():
+        return read_file(path)
+    if not path.is_dir():
+        raise DataError(f"The data of '{name}' must lie in {path}. There is nothing.")
+    own = [path / name, *(path / f"{name}{ending}" for ending in ENDINGS)]
+    own = [entry for entry in own if entry.exists()] or [path]
+    if own[0].is_file():
+        return read_file(own[0])
+    if not any(entry.is_dir() for entry in own[0].iterdir()):
+        endings = ", ".join(ENDINGS)
+        raise DataError(
+            f"The data of '{name}' must be a file {path / name} with one of the endings {endings}, "
+            f"or a folder of class/image files. {own[0]} holds neither."
+        )
+    size = tuple(sample_shape[-2:]) if sample_shape is not None else None
+    return read_client(own[0], size)
+
+
+def one_client(
+    value: Any, name: str, card: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> FederatedData:
+    """A federation of one from a client's own rows.
+
+    Parameters
+    ----------
+    value
+        A table, arrays (x, y) or (x_train, y_train, x_test, y_test), or the path of a file.
+    card
+        What all clients share: task, classes and the encoder, as plain data (`final/data.json`).
+    options
+        How rows are split; names that `Reading` does not know are passed over.
+
+    >>> card = {"task": "classification", "n_outputs": 2, "classes": ["no", "yes"],
+    ...     "encoder": Encoder(task="classification", classes=("no", "yes"), shape=(1,)).to_dict()}
+    >>> one_client(([[1.0], [2.0], [3.0]], ["yes", "no", "no"]), "ann", card)
+    FederatedData(1 clients, 2 train + 1 test samples, classification, x [1], 2 outputs)
+    """
+    known = {field.name for field in fields(Reading)}
+    chosen = {k: v for k, v in (options or {}).items() if k in known - {"names", "task"}}
+    reading = construct(
+        Reading, {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
+    )
+    table = value if isinstance(value, Table) else as_table(value, f"client '{name}'")
+    encoder = Encoder.from_dict(card["encoder"])
+    x = encoder.encode(table)
+    if card["task"] == "reconstruction":
+        y = torch.zeros(len(x), dtype=torch.uint8)
+    else:
+        y = encoder.labels(table)
+    labels = [y.numpy()] if card["task"] == "classification" else None
+    parts = divide(
+        [table],
+        [name],
+        reading.split,
+        test_fraction=reading.test_fraction,
+        validation_fraction=reading.validation_fraction,
+        seed=reading.seed,
+        labels=labels,
+        time=reading.time,
+    )
+    rows = {split: Rows.of([torch.as_tensor(p[0])]) for split, p in zip(SPLITS, parts, strict=True)}
+    classes = card["classes"]
+    return FederatedData(
+        x,
+        y,
+        rows,
+        names=(name,),
+        task=card["task"],
+        n_outputs=card["n_outputs"],
+        classes=None if classes is None else tuple(classes),
+        encoder=encoder,
+    )

@@ -1,0 +1,54 @@
+"""A client's own model, where the client is: fetched from its node, used without the server."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.core import wire
+from coterie.core.errors import ConfigError, DataError
+from coterie.data.images import read_client
+from coterie.running.build import build_algorithm
+from coterie.running.final import Card
+from coterie.running.folder import read_json
+
+MODEL = "personal.safetensors"
+
+
+def pull(home: Path, out: Path, run: str | None = None) -> str:
+    """Copy the model a node has been handed out of its folder; the run it comes from."""
+    found = sorted(home.glob(f"runs/{run or '*'}/model/{MODEL}"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise DataError(
+            f"{home}: no model has been handed to this node. It comes at the end of a run; if the "
+            "node was away then, the server hands it out when the run is started again."
+        )
+    if out.exists():
+        raise ConfigError(f"{out} exists. Choose another name.")
+    shutil.copytree(found[-1].parent, out)
+    return found[-1].parent.parent.name
+
+
+class Personal:
+    """A client's own model, and the rules its rows go through."""
+
+    def __init__(self, folder: Path) -> None:
+        card = read_json(folder / "data.json")
+        self.card = Card.from_dict(card)
+        self.algorithm = build_algorithm(read_json(folder / "run.json"), self.card)
+        self.personal = wire.load((folder / MODEL).read_bytes())["personal"]
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Predictions for new rows: a file, a folder of images, a table, or an array."""
+        if isinstance(x, str | Path) and Path(x).is_dir():
+            x = read_client(Path(x), tuple(self.card.sample_shape[-2:]))
+        with torch.no_grad():
+            output = self.algorithm.predict(self.personal, self.card.encoder.encode(x))
+        if not self.algorithm.supervised:
+            return np.asarray(output.argmax(1))
+        if self.card.task == "classification":
+            return np.asarray(self.card.encoder.decode(output.argmax(1)))
+        output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
+        return np.asarray(self.card.encoder.decode(output))

@@ -1,0 +1,154 @@
+"""Processes that outlive a command: started apart, found again by number, ended by number."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    # Flower looks for work once a second; four times costs next to nothing.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+}
+
+
+def environment(flower_home: Path) -> dict[str, str]:
+    """For Flower's commands: this Python's tools first, nothing reported to anybody."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **OFFLINE, "FLWR_HOME": str(flower_home), "PATH": path}
+
+
+def tool(name: str) -> str:
+    """One of Flower's commands, beside this Python."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        from coterie.core.errors import ConfigError  # loads torch, which a node does without
+
+        raise ConfigError(
+            f"{name} is not installed. Install it with: pip install 'coterie[flower]'"
+        )
+    return str(path)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(host: str, port: int, seconds: float) -> bool:
+    """Whether somebody listens before the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def started(pid: int) -> str | None:
+    """When a process began, which tells it from a later one of the same number; None: gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _alive_elsewhere(pid)
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state == "Z" else rest[18]
+
+
+def _alive_elsewhere(pid: int) -> str | None:
+    """The same where there is no /proc."""
+    if sys.platform.startswith("linux"):
+        return None
+    said = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return said.stdout.strip() or None
+
+
+class Book:
+    """The processes of a deployment, in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "processes.json"
+
+    def read(self) -> list[dict[str, Any]]:
+        """All that were started and not ended by us."""
+        return json.loads(self.path.read_text()) if self.path.exists() else []
+
+    def start(
+        self, role: str, command: list[str], env: dict[str, str], **note: Any
+    ) -> dict[str, Any]:
+        """Start a process in a group of its own, its words in a log."""
+        logs = self.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{role}.log"
+        with open(log, "ab") as file:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        entry = {
+            "role": role,
+            "pid": process.pid,
+            "started": started(process.pid),
+            "log": str(log),
+            **note,
+        }
+        self._write([*self.read(), entry])
+        return entry
+
+    def stop(self, roles: list[str] | None = None, seconds: float = 20.0) -> list[str]:
+        """End processes: politely, then, by their group, for good. Those that had to be."""
+        entries = self.read()
+        chosen = [e for e in entries if roles is None or e["role"] in roles]
+        for entry in reversed(chosen):
+            if alive(entry):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(entry["pid"], signal.SIGTERM)
+        end = time.monotonic() + seconds
+        while any(map(alive, chosen)) and time.monotonic() < end:
+            time.sleep(0.2)
+            _reap(chosen)
+        hard = []
+        for entry in chosen:
+            if alive(entry):
+                hard.append(entry["role"])
+            # What it started itself may be left over; the group has its number. A number that
+            # somebody else has by now is left alone.
+            if started(entry["pid"]) not in (None, entry["started"]):
+                continue
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(entry["pid"], signal.SIGKILL)
+        _reap(chosen)
+        self._write([e for e in entries if e not in chosen])
+        return hard
+
+    def _write(self, entries: list[dict[str, Any]]) -> None:
+        aside = self.path.with_suffix(".part")
+        aside.write_text(json.dumps(entries, indent=2) + "\n")
+        os.replace(aside, self.path)
+
+
+def alive(entry: dict[str, Any]) -> bool:
+    """Whether the process that was started is still there."""
+    return started(entry["pid"]) == entry["started"] is not None
+
+
+def _reap(entries: list[dict[str, Any]]) -> None:
+    """Take leave of children that ended, if they are this process's."""
+    for entry in entries:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(entry["pid"], os.WNOHANG)

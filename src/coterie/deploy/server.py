@@ -1,0 +1,140 @@
+"""The server's side of a deployment: a run on whoever is connected, safe against its own death."""
+
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import wire
+from coterie.core.algorithm import Algorithm, state_type
+from coterie.core.client import Client, TaskInfo
+from coterie.core.config import construct
+from coterie.core.errors import ConfigError
+from coterie.core.tree import Tree
+from coterie.engines.relay import Link
+from coterie.engines.remote import Remote
+from coterie.running.build import Settings, build_algorithm
+from coterie.running.final import Card
+from coterie.running.folder import RunFolder, read_json, to_json, write
+from coterie.running.loop import conduct
+
+NAMES, DELIVERED = "names.json", "delivered.json"
+
+
+class Deliver:
+    """Hands every client what it predicts with; the worker keeps it (`coterie deploy pull`)."""
+
+    __name__ = "deliver"
+    described = {"name": "deliver"}  # noqa: RUF012 - never changed
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.__self__, self.__task__ = algorithm, TaskInfo(False, "deliver")
+
+    def __call__(self, client: Client, given: Tree) -> dict[str, Tensor]:
+        raise NotImplementedError("the worker beside a node has its own")
+
+
+def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
+    """Run what an app's folder describes, or go on with it; then hand out the models.
+
+    Parameters
+    ----------
+    folder
+        Holds run.json, the run file, and data.json, the data card.
+    config
+        The Flower run's configuration: out, clients, wait, deadline, at-least.
+    """
+    description = read_json(folder / "run.json")
+    plain = read_json(folder / "data.json")
+    settings = construct(Settings, dict(description.get("run", {})))
+    if settings.restarts != 1:
+        raise ConfigError("A deployment cannot try several attempts: run.restarts must be 1.")
+    torch.set_num_threads(settings.threads or 1)
+    out = Path(str(config["out"])).expanduser()
+    with _alone(out):
+        run = RunFolder(out)
+        if not (out / "run.json").exists():
+            run.create({**description, "run_id": secrets.token_hex(8)})
+        names = json.loads((out / NAMES).read_text()) if (out / NAMES).exists() else []
+
+        def remember(known: tuple[str, ...]) -> None:
+            write(out / NAMES, to_json(known))
+
+        card = Card.from_dict(plain)
+        algorithm = build_algorithm(description, card)
+        fed = Remote(
+            link,
+            {"description": description, "card": plain},
+            run.description()["run_id"],
+            settings.seed,
+            settings.participation,
+            names=names,
+            deadline=float(config["deadline"]),
+            at_least=int(config["at-least"]),
+            joined=remember,
+        )
+        began = any(run.checkpoints.glob("*.json"))
+        fed.meet(1 if began else int(config["clients"]), float(config["wait"]))
+        if not (out / "summary.json").exists():
+            result = conduct(algorithm, card, settings, fed, out, progress=True)
+            state = result.state
+        else:
+            _, _, _, fed.memory = run.load(algorithm)
+            like = {"state": state_type(algorithm)}
+            state = wire.load(run.final_files()["state.safetensors"], like=like)["state"]
+            fed.begin(settings.rounds)
+        missed = deliver(algorithm, fed, state)
+        write(out / DELIVERED, to_json({"missed": missed}))
+
+
+def deliver(algorithm: Algorithm, fed: Remote, state: Any) -> list[str]:
+    """Give every client that can be reached its own model; those who were not."""
+    ids = fed.everyone()
+    assignment = getattr(state, "assignment", None)
+    if assignment is not None:
+        ids = ids[: len(assignment)]
+        ids = ids[assignment[ids] >= 0]
+    with fed.aside("deliver"):
+        heard, _ = fed.map(Deliver(algorithm), algorithm.deploy(state, ids), to=ids, at_least=0)
+    missed = sorted(set(fed.names) - {fed.names[i] for i in heard.tolist()})
+    print(f"{len(heard)} of {fed.n_clients} clients have their model.", flush=True)
+    if missed:
+        print(f"Not reached: {', '.join(missed)}. Run again to hand them theirs.", flush=True)
+    return missed
+
+
+def locked(out: Path) -> bool:
+    """Whether a server writes a run folder now."""
+    path = out.with_name(out.name + ".lock")
+    if not path.exists():
+        return False
+    with open(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@contextmanager
+def _alone(out: Path, seconds: float = 120.0) -> Iterator[None]:
+    """One server at a time writes a run folder; the one before may still be dying."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(out.with_name(out.name + ".lock"), "w") as lock:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise ConfigError(f"Another server writes {out}. Stop it first.") from None
+                time.sleep(1.0)
+        yield

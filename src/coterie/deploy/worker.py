@@ -1,0 +1,342 @@
+"""The worker beside a node: a long-lived process that holds torch, the data and the memory.
+
+It is a simulation of one client that takes its calls from messages: the same engine, the same
+keys, the same numbers. It listens on a Unix socket that only its owner can open, and whoever
+connects must know the key in the node's folder.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import wire
+from coterie.core.algorithm import Algorithm
+from coterie.core.client import Client, TaskInfo
+from coterie.core.config import construct
+from coterie.core.errors import ConfigError, CoterieError, DataError
+from coterie.core.federation import Call
+from coterie.core.tree import Tree, leaves, row
+from coterie.data import FederatedData
+from coterie.data.clients import client_file, one_client
+from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
+from coterie.engines.simulation import Simulation
+from coterie.engines.store import Memory
+from coterie.running.build import Settings, build_algorithm, load, make_data
+from coterie.running.evaluation import LabelCounts, Score
+from coterie.running.final import Card
+from coterie.running.folder import to_json, write
+
+TRIAL = "run"
+"""Data of a trial: the client's share of what the run file names."""
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class Journal:
+    """A client's memory on disk: a file for each exchange after which it had changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._last: tuple[int, Tree] | None = None
+
+    def entries(self) -> list[int]:
+        """Exchanges that left something, oldest first."""
+        return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
+
+    def restore(self, heard: int, saved: int) -> Tree | None:
+        """The memory as of the last exchange the server heard; what is newer never was."""
+        entries = self.entries()
+        for entry in entries:
+            if entry > heard:
+                self._path(entry).unlink()
+        valid = [entry for entry in entries if entry <= heard]
+        for entry in [entry for entry in valid if entry <= saved][:-1]:
+            self._path(entry).unlink()
+        if not valid:
+            return None
+        if self._last is None or self._last[0] != valid[-1]:
+            self._last = valid[-1], wire.load(self._path(valid[-1]).read_bytes())
+        return self._last[1]
+
+    def add(self, exchange: int, tree: Tree) -> None:
+        """Keep the memory as an exchange left it."""
+        write(self._path(exchange), wire.dump(tree))
+        self._last = exchange, tree
+
+    def _path(self, entry: int) -> Path:
+        return self.folder / f"{entry:020d}.safetensors"
+
+
+class Keep:
+    """The client's own model, kept where it is: the last task of a run."""
+
+    __name__ = "deliver"
+
+    def __init__(self, algorithm: Algorithm, folder: Path, setup: dict[str, Any]) -> None:
+        self.__self__, self.folder, self.setup = algorithm, folder, setup
+        self.__task__ = TaskInfo(False, "deliver")
+
+    def __call__(self, client: Client, given: Tree) -> dict[str, Tensor]:
+        personal = self.__self__.personalise(client, given)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write(self.folder / "data.json", to_json(self.setup["card"]))
+        write(self.folder / "run.json", to_json(self.setup["description"]))
+        write(self.folder / "personal.safetensors", wire.dump({"personal": personal}))
+        return {"delivered": torch.tensor(True)}
+
+
+class Room:
+    """One run, as one client takes part in it."""
+
+    def __init__(self, name: str, data: FederatedData, setup: dict[str, Any], folder: Path) -> None:
+        description = setup["description"]
+        settings = construct(Settings, dict(description.get("run", {})))
+        if settings.validation:
+            data = data.hold_out(settings.validation, seed=settings.seed)
+        torch.set_num_threads(settings.threads or 1)
+        card = Card.from_dict(setup["card"])
+        if data.sample_shape != card.sample_shape or data.task != card.task:
+            raise DataError(
+                f"The data of '{name}' must be of the kind the run was made for: {card.task}, "
+                f"samples of shape {card.sample_shape}. They are for {data.task}, of shape "
+                f"{data.sample_shape}."
+            )
+        self.setup, self.folder = setup, folder
+        self.algorithm = build_algorithm(description, card)
+        self.fed = Simulation(data, settings.seed, stack=False, chunk=1)
+        self.journal = Journal(folder / "memory")
+
+    def answer(self, head: dict[str, Any], trees: dict[str, Tree]) -> list[dict[str, Any]]:
+        """Do the calls of a message: for each, what is sent, or why nothing is."""
+        memory = Memory()
+        kept = self.journal.restore(head["heard"], head["saved"])
+        if kept is not None:
+            memory.committed[0] = kept
+        self.fed.memory = memory
+        results: list[dict[str, Any]] = []
+        for call in head["calls"]:
+            before = dict(memory.tentative)
+            try:
+                results.append({"sent": self._do(call, trees)})
+            except Exception as error:
+                memory.tentative = before
+                traceback.print_exc()
+                results.append({"error": f"{type(error).__name__}: {error}"})
+            if call["aside"]:
+                memory.tentative = before
+        changed = memory.tentative.get(0)
+        if changed is not None and leaves(changed):
+            self.journal.add(head["exchange"], changed)
+        return results
+
+    def _do(self, described: dict[str, Any], trees: dict[str, Tree]) -> Tree:
+        task = self._task(described["task"])
+        given = tuple(
+            row(trees[part["blob"]], part["row"]) if "row" in part else trees[part["blob"]]
+            for part in described["given"]
+        )
+        self.fed.round, self.fed.support = described["round"], described["support"]
+        key = torch.tensor(described["key"], dtype=torch.int64)
+        call = Call(task, task.__task__, given, torch.tensor([0]), described["phase"], key)
+        (_, sent), *_ = self.fed.exchange(call)
+        return row(sent, 0)
+
+    def _task(self, described: dict[str, Any]) -> Any:
+        """A task by name: one of the method's own, or one of the examiner's."""
+        name = described["name"]
+        if name == "exam":
+            return Score(self.algorithm, described["kind"], described["split"], False)
+        if name == "labels":
+            return LabelCounts(self.algorithm, described["n_classes"])
+        if name == "deliver":
+            return Keep(self.algorithm, self.folder / "model", self.setup)
+        if not hasattr(getattr(type(self.algorithm), name, None), "__task__"):
+            raise ConfigError(f"{type(self.algorithm).__name__} has no task '{name}'.")
+        return getattr(self.algorithm, name)
+
+
+class Worker:
+    """Answers the messages of a node.
+
+    Parameters
+    ----------
+    home
+        The node's folder: memory and models of every run, and the key of the socket.
+    name
+        The client's name.
+    data
+        A file or folder; "package.module:load", a function that is given the client's name; or
+        "run": the client's share of the data the run file names, for trials.
+    allow
+        Packages whose code a run file may name, besides Coterie's own.
+    """
+
+    def __init__(self, home: Path, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
+        self.home, self.name, self.data, self.allow = home, name, data, ("coterie", *allow)
+        self.round: Any = None
+        self.trees: dict[str, Tree] = {}  # what the server sent in this round, by checksum
+        self.rooms: dict[str, Room] = {}
+        self.broken: dict[str, str] = {}  # runs this client cannot take part in, and why
+
+    def handle(self, message: Envelope) -> Envelope:
+        """The answer to a message."""
+        head = message.head
+        answer = {"protocol": PROTOCOL, "client": self.name}
+        answer |= {name: head.get(name) for name in ("run", "round", "exchange")}
+        if head.get("protocol") != PROTOCOL:
+            said = f"this node speaks version {PROTOCOL} of the messages, the server another"
+            return Envelope({**answer, "error": said, "results": []}, {})
+        key = f"{head['run']}/{head['setup']}"
+        blobs = {name: blob for name, blob in message.blobs.items() if _checksum(blob) == name}
+        if key not in self.rooms and key not in self.broken:
+            if head["setup"] not in blobs:
+                return Envelope({**answer, "missing": [head["setup"]]}, {})
+            self._open(key, head["run"], blobs.pop(head["setup"]))
+        if key in self.broken:
+            failed = [{"error": self.broken[key]} for _ in head["calls"]]
+            return Envelope({**answer, "error": self.broken[key], "results": failed}, {})
+        if not head["calls"]:  # a greeting: it says nothing of what the server has heard
+            return Envelope({**answer, "results": []}, {})
+        if (key, head["round"]) != self.round:
+            self.round, self.trees = (key, head["round"]), {}
+        blobs.pop(head["setup"], None)
+        self.trees |= {name: wire.load(blob) for name, blob in blobs.items()}
+        wanted = {part["blob"] for call in head["calls"] for part in call["given"]}
+        if missing := sorted(wanted - set(self.trees)):
+            return Envelope({**answer, "missing": missing}, {})
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("default")
+            results = self.rooms[key].answer(head, self.trees)
+        out, sent = [], {}
+        for result in results:
+            if "sent" in result:
+                blob = wire.dump(result["sent"])
+                sent[_checksum(blob)] = blob
+                out.append({"blob": _checksum(blob)})
+            else:
+                out.append(result)
+        notes = sorted({str(note.message) for note in warned})
+        return Envelope({**answer, "results": out, "notes": notes}, sent)
+
+    def _open(self, key: str, run: str, blob: bytes) -> None:
+        try:
+            setup = json.loads(blob)
+            if not re.fullmatch(r"[0-9a-f]{1,64}", run):
+                raise ConfigError("the name of a run must be a hexadecimal number")
+            self._refuse_foreign(setup["description"])
+            data = self._read(setup)
+            self.rooms = {key: Room(self.name, data, setup, self.home / "runs" / run)}
+        except (CoterieError, KeyError, TypeError, ValueError) as error:
+            traceback.print_exc()
+            self.broken[key] = f"{type(error).__name__}: {error}"
+
+    def _refuse_foreign(self, value: Any) -> None:
+        """A server may not name code that this node has not agreed to."""
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, dict | list):
+                self._refuse_foreign(part)
+            elif isinstance(part, str) and _IMPORT.fullmatch(part):
+                package = re.split(r"[.:]", part)[0]
+                if package not in self.allow:
+                    raise ConfigError(
+                        f"the run names code of '{package}' ({part}), which this node does not "
+                        f"allow. If you trust it, start the node with --allow {package}"
+                    )
+
+    def _read(self, setup: dict[str, Any]) -> FederatedData:
+        description, card = setup["description"], setup["card"]
+        options = description.get("data", {})
+        if self.data == TRIAL:
+            whole = make_data(options)
+            if self.name not in whole.names:
+                raise DataError(f"the run file's data have no client '{self.name}'")
+            return whole.subset(torch.tensor([whole.names.index(self.name)]))
+        if _IMPORT.fullmatch(self.data):
+            return one_client(load(self.data)(self.name), self.name, card, options)
+        table = client_file(Path(self.data), self.name, card["sample_shape"])
+        return one_client(table, self.name, card, options)
+
+
+def _checksum(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
+
+
+def listen(worker: Worker) -> None:
+    """Answer messages until the node goes away."""
+    key = secrets.token_bytes(32)
+    private(worker.home / KEY_FILE, key)
+    # A socket's path may have 107 letters at most, so it does not lie in the node's folder.
+    place = Path(tempfile.mkdtemp(prefix="coterie-"))
+    address = place / "worker.sock"
+    old = os.umask(0o177)
+    try:
+        listener = Listener(str(address), "AF_UNIX", backlog=16, authkey=key)
+    finally:
+        os.umask(old)
+    private(worker.home / ADDRESS_FILE, str(address).encode())
+    print(f"worker of '{worker.name}' listens on {address}", flush=True)
+
+    def leave(*_: Any) -> None:
+        listener.close()
+        address.unlink(missing_ok=True)
+        place.rmdir()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=_follow, args=(os.getppid(), leave), daemon=True).start()
+    while True:
+        try:
+            with listener.accept() as connection:
+                asked = receive(connection)
+                began = time.perf_counter()
+                answer = worker.handle(asked)
+                seconds = time.perf_counter() - began
+                names = [call["task"]["name"] for call in asked.head.get("calls", ())]
+                print(
+                    f"round {asked.head.get('round', -1) + 1}: {' '.join(names) or 'hello'} "
+                    f"in {seconds:.2f} s",
+                    flush=True,
+                )
+                send(connection, answer)
+        except Exception as error:  # a relay that died, or a stranger: the next one may be well
+            print(f"a message was lost: {type(error).__name__} {error}", flush=True)
+
+
+def _follow(parent: int, leave: Any) -> None:
+    """End when the node does."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    leave()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a worker: python -m coterie.deploy.worker HOME NAME DATA."""
+    parser = argparse.ArgumentParser(prog="coterie.deploy.worker")
+    parser.add_argument("home", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("data")
+    parser.add_argument("--allow", action="append", default=[])
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path.cwd()))  # where the user's own module may lie
+    listen(Worker(options.home, options.name, options.data, tuple(options.allow)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Messages between server and clients, and the socket by which a node hands them to its worker.
+
+An envelope is plain data and blobs of bytes by name. Nothing here needs torch or Flower, because
+a Flower node starts a new process for every message and all that process does is pass it on.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+PROTOCOL = 1
+"""Both sides must speak the same version of the messages."""
+KEY_FILE, ADDRESS_FILE = "worker.key", "worker.address"
+
+
+class Envelope(NamedTuple):
+    """One message."""
+
+    head: dict[str, Any]  # plain data: which run, round and exchange, and a list of calls
+    blobs: dict[str, bytes]  # trees of tensors, as `core.wire` writes them, by checksum
+
+
+class Link(Protocol):
+    """What carries envelopes: Flower's grid, or a test's stand-in."""
+
+    def nodes(self) -> dict[int, str]:
+        """Nodes that are connected, and the name each is registered under ("" if none)."""
+
+    def push(self, messages: list[tuple[int, Envelope]], seconds: float) -> list[str | None]:
+        """Send envelopes to nodes; the number of each message, None if it could not be sent."""
+
+    def pull(self, numbers: set[str]) -> list[tuple[str, Envelope | str]]:
+        """Answers that have come: the message each answers, and what it says or why not."""
+
+
+def send(connection: Connection, message: Envelope) -> None:
+    """Write an envelope to a socket: its head, then its blobs. Bytes only, no pickle."""
+    blobs = list(message.blobs.items())
+    connection.send_bytes(json.dumps([message.head, [name for name, _ in blobs]]).encode())
+    for _, blob in blobs:
+        connection.send_bytes(blob)
+
+
+def receive(connection: Connection) -> Envelope:
+    """Read an envelope from a socket."""
+    head, names = json.loads(connection.recv_bytes())
+    return Envelope(head, {name: connection.recv_bytes() for name in names})
+
+
+def ask_worker(
+    home: Path, message: Envelope, seconds: float, pause: Callable[[float], None] = time.sleep
+) -> Envelope:
+    """Hand a message to the worker of a node and wait for its answer.
+
+    A worker that is not there, or dies on the way, is waited for: its node starts a new one. The
+    message is then handed over again, which is safe, because a worker undoes what it did for an
+    exchange that the server did not hear.
+    """
+    end = time.monotonic() + seconds
+    why: Exception | None = None
+    while time.monotonic() < end:
+        try:
+            key = (home / KEY_FILE).read_bytes()
+            address = (home / ADDRESS_FILE).read_text()
+            with Client(address, "AF_UNIX", authkey=key) as connection:
+                send(connection, message)
+                if connection.poll(max(0.0, end - time.monotonic())):
+                    return receive(connection)
+        except (OSError, EOFError) as error:  # not there yet, or gone
+            why = error
+        pause(0.2)
+    reason = f"; last: {type(why).__name__} {why}" if why is not None else ""
+    raise TimeoutError(f"the worker in {home} did not answer within {seconds:.0f} s{reason}")
+
+
+def private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)

@@ -1,0 +1,475 @@
+"""Real clients behind a link: every task is a message, and a missing answer is nothing unusual.
+
+An exchange costs seconds, so an envelope carries a list of calls: what is not urgent (the exam)
+rides on the next message. A tree is sent to a client once a round; later it is named by its
+checksum, and a row of a bank that the client has by its number.
+
+Clients remember on their own disk. The server keeps, for each client, the last exchange it heard
+from it, in the same transactional memory in which a simulation keeps the whole: every message
+names that exchange, and the client drops what is newer. So an answer that came too late, an
+abandoned round and a server that went back to a checkpoint all leave no trace on the client.
+"""
+
+import hashlib
+import json
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import wire
+from coterie.core.aggregate import Mean
+from coterie.core.errors import CoterieError, FederationError
+from coterie.core.federation import Call, Each, Federation, Rows
+from coterie.core.random import codes, fold, seed_key
+from coterie.core.tree import Ids, Tree, leaves, n_bytes, named_leaves, row, stack
+from coterie.engines.relay import PROTOCOL, Envelope, Link
+from coterie.engines.store import Memory
+
+Then = Callable[[Ids, dict[str, Any]], None]
+"""Is told who answered a call that rode along, and what they said."""
+
+
+class Rider(NamedTuple):
+    """A call that waits for the next message."""
+
+    call: Call
+    round: int
+    then: Then
+
+
+@dataclass
+class Parcel:
+    """What one client is sent in an exchange, and what came of it."""
+
+    client: int
+    calls: list[tuple[int, int]]  # number of the call, the client's place among those asked
+    described: list[dict[str, Any]]
+    needed: dict[str, Callable[[], bytes]]  # blobs the calls refer to, by checksum
+    replies: list[dict[str, Any] | None] = field(default_factory=list)
+
+
+class Remote(Federation):
+    """A federation of real clients.
+
+    Parameters
+    ----------
+    link
+        What carries the messages.
+    setup
+        What a client must know to take part, as plain data: the run file and the data card.
+    run
+        Name of the run, under which clients keep their memory.
+    names
+        Clients known from an earlier part of the run.
+    deadline
+        Seconds an exchange may take; later answers are lost.
+    at_least
+        Answers without which a round is abandoned, where the method does not ask for more.
+    poll
+        Seconds between looks for answers.
+    chunk
+        Answers folded into a mean at a time.
+    joined
+        Is told all names when a client joins, in the order of their ids.
+    """
+
+    rides = True
+
+    def __init__(
+        self,
+        link: Link,
+        setup: dict[str, Any],
+        run: str,
+        seed: int = 0,
+        participation: float = 1.0,
+        *,
+        names: Sequence[str] = (),
+        deadline: float = 60.0,
+        at_least: int = 1,
+        poll: float = 0.1,
+        chunk: int = 64,
+        joined: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        super().__init__(names, seed, participation)
+        self.link, self.run = link, run
+        self.deadline, self.at_least, self.poll, self.chunk = deadline, at_least, poll, chunk
+        self.memory = Memory()  # of each client the last exchange heard; what it kept, it has
+        self.wire_bytes = {"down": 0, "up": 0}  # of blobs, as they crossed the link
+        self.examined: dict[str, Any] = {}  # scores that came with the last messages
+        self._joined = joined
+        self._setup = json.dumps(setup, sort_keys=True).encode()
+        self._setup_name = _checksum(self._setup)
+        self._claims: dict[str, list[int]] = {}  # nodes that answer to a name, oldest first
+        self._greeted: dict[int, str] = {}  # node and the greeting it was sent
+        self._online: dict[int, str] = {}
+        self._riders: list[Rider] = []
+        self._clock = 0
+        self._saved: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._missing = ""
+        self._forget()
+
+    # who is there
+
+    def meet(self, clients: int, seconds: float) -> None:
+        """Wait until so many clients have joined; they are numbered by name.
+
+        A run that goes on waits for one, and, as long as an exchange may take, for all it knew.
+        """
+        end = time.monotonic() + seconds
+        hoped, patience = len(self.names), time.monotonic() + self.deadline
+        while True:
+            self._look()
+            present = len(self._present())
+            if present >= max(clients, hoped):
+                break
+            if present >= clients and time.monotonic() >= patience:
+                break
+            if time.monotonic() >= end:
+                raise FederationError(
+                    f"{clients} clients must be there to begin. {len(self._present())} joined "
+                    f"within {seconds:.0f} s: {', '.join(sorted(self._present())) or 'none'}. "
+                    "Start the others, or ask for fewer (run config: clients)."
+                )
+            time.sleep(5 * self.poll)
+        self._admit()
+
+    def _present(self) -> list[str]:
+        return [name for name in self._claims if self._node_of(name) is not None]
+
+    def _admit(self) -> None:
+        """Give clients that are new a number."""
+        new = sorted(set(self._claims) - set(self.names), key=_natural)
+        if not new:
+            return
+        self.names = (*self.names, *new)
+        self._name_keys = fold(seed_key(0), codes(self.names))
+        if self._joined is not None:
+            self._joined(self.names)
+
+    def _look(self) -> None:
+        """Greet nodes that are new, and note who answers to which name."""
+        self._online = self.link.nodes()
+        waiting = {number: node for node, number in self._greeted.items() if number}
+        for number, answer in self.link.pull(set(waiting)) if waiting else ():
+            node = waiting.get(number)
+            if node is None:
+                continue
+            self._greeted[node] = ""
+            if isinstance(answer, str):
+                del self._greeted[node]  # greeted again at the next look
+            else:
+                self._claim(node, answer.head)
+        gone = [node for node in self._greeted if node not in self._online]
+        for node in gone:
+            del self._greeted[node]
+        for name, nodes in self._claims.items():
+            self._claims[name] = [node for node in nodes if node in self._online]
+        new = [node for node in self._online if node not in self._greeted]
+        seconds = max(self.deadline, 60.0)  # a worker that has just started reads its data first
+        head = {**self._head(None, -1, 0, []), "deadline": seconds}
+        hello = Envelope(head, {self._setup_name: self._setup})
+        sent = self.link.push([(node, hello) for node in new], seconds) if new else []
+        self._greeted |= {node: number for node, number in zip(new, sent, strict=True) if number}
+
+    def _claim(self, node: int, head: dict[str, Any]) -> None:
+        name, registered = str(head.get("client", "")), self._online.get(node, "")
+        if head.get("protocol") != PROTOCOL or "error" in head or not name:
+            reason = head.get("error") or f"it speaks version {head.get('protocol')}"
+            warnings.warn(f"Node {node} ('{name}') cannot take part: {reason}.", stacklevel=3)
+        elif registered and registered != name:
+            warnings.warn(
+                f"Node {node} says it is '{name}', but its key is registered for '{registered}'. "
+                "It is left out.",
+                stacklevel=3,
+            )
+        else:
+            others = self._claims.setdefault(name, [])
+            if node not in others:
+                others.append(node)
+
+    def _node_of(self, name: str) -> int | None:
+        """The node of a client: of several that answer to its name, the first still there."""
+        return next((n for n in self._claims.get(name, []) if n in self._online), None)
+
+    # rounds
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self._forget()
+        self._look()
+        self._admit()
+
+    def _forget(self) -> None:
+        self._held: dict[int, set[str]] = {}
+        self._trees: dict[tuple[Any, int | None], tuple[Tree, str, bytes]] = {}
+
+    def commit(self) -> None:
+        self.memory.commit()
+
+    def rollback(self) -> None:
+        self.memory.rollback()
+
+    def saved(self) -> None:
+        """A checkpoint stands: clients need not remember what came before the last two."""
+        heard = {c: int(tree["heard"]) for c, tree in self.memory.committed.items() if tree}
+        self._saved = (self._saved[1], heard)
+
+    def map(
+        self,
+        task: Callable[..., Any],
+        *given: Any,
+        to: Ids,
+        reduce: Mean | Sequence[Mean] | None = None,
+        at_least: int = 1,
+    ) -> tuple[Ids, dict[str, Any]]:
+        if at_least and self._phase != "exam":
+            at_least = max(at_least, min(self.at_least, len(to)))
+        return super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
+
+    def ride(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
+        """Ask, between rounds and without a trace, with the next message that goes out."""
+        with self.aside():
+            call = self.call(task, given, to)
+            self.traffic.sent(call)
+        self._riders.append(Rider(call, self.round, then))
+
+    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        riders, self._riders = self._riders, []
+        answers = self._ask([*((rider.call, rider.round) for rider in riders), (call, self.round)])
+        for rider, said in zip(riders, answers, strict=False):
+            self._tell(rider.call, said, rider.then)
+        said = answers[-1]
+        for start in range(0, len(said), self.chunk):
+            part = sorted(said)[start : start + self.chunk]
+            yield torch.tensor(part), stack([said[place] for place in part])
+
+    def _tell(self, call: Call, said: dict[int, dict[str, Any]], then: Then) -> None:
+        if not said:
+            return
+        places = torch.tensor(sorted(said))
+        replies = [said[place] for place in sorted(said)]
+        sizes = torch.tensor([n_bytes(reply) for reply in replies])
+        self.traffic.add(call.phase, "up", call.ids[places], sizes)
+        then(call.ids[places], stack(replies))
+
+    def why_missing(self) -> str:
+        return self._missing
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What decides the last bits."""
+        return {"engine": "flower", "chunk": self.chunk, "threads": torch.get_num_threads()}
+
+    # messages
+
+    def _ask(self, calls: list[tuple[Call, int]]) -> list[dict[int, dict[str, Any]]]:
+        """Send calls, the last of which is no rider: by call, what the client at a place said."""
+        self._missing = ""
+        self._clock = number = max(self._clock + 1, time.time_ns())
+        parcels = self._parcels(calls)
+        end = time.monotonic() + self.deadline
+        waiting: dict[str, Parcel] = {}
+        first = []
+        for parcel in parcels:
+            node = self._node_of(self.names[parcel.client])
+            if node is None:
+                self._note(parcel, "is not connected")
+            else:
+                first.append((node, parcel))
+        self._send(first, number, end, waiting)
+        while waiting:
+            over = time.monotonic() >= end
+            again = []
+            for message, answer in self.link.pull(set(waiting)):
+                parcel = waiting.pop(message, None)  # type: ignore[arg-type]
+                if parcel is None:
+                    continue  # an answer to something else, or a second one
+                lacks = self._read(parcel, answer, number)
+                node = self._node_of(self.names[parcel.client])
+                if lacks and node is not None:
+                    self._held[parcel.client] = self._held.get(parcel.client, set()) - set(lacks)
+                    again.append((node, parcel))
+            self._send(again, number, end, waiting)
+            if over:
+                break
+            if waiting:
+                time.sleep(self.poll)
+        for parcel in waiting.values():
+            self._note(parcel, f"did not answer within {self.deadline:g} s")
+        out: list[dict[int, dict[str, Any]]] = [{} for _ in calls]
+        for parcel in parcels:
+            for (number, place), reply in zip(parcel.calls, parcel.replies, strict=False):
+                if reply is not None:
+                    out[number][place] = reply
+        return [self._alike(calls[i][0], said) for i, said in enumerate(out)]
+
+    def _alike(self, call: Call, said: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """The replies of one shape: that of most clients."""
+        shapes = {place: _shapes(reply) for place, reply in said.items()}
+        if len(set(shapes.values())) <= 1:
+            return said
+        usual, _ = Counter(shapes.values()).most_common(1)[0]
+        odd = [self.names[int(call.ids[place])] for place in said if shapes[place] != usual]
+        warnings.warn(
+            f"{call.name}: replies of {', '.join(odd)} have other names or shapes than the rest "
+            "and are left out.",
+            stacklevel=3,
+        )
+        return {place: reply for place, reply in said.items() if shapes[place] == usual}
+
+    def _parcels(self, calls: list[tuple[Call, int]]) -> list[Parcel]:
+        parcels: dict[int, Parcel] = {}
+        for number, (call, round) in enumerate(calls):
+            aside = number < len(calls) - 1
+            task = getattr(call.task, "described", None) or {"name": call.task.__name__}
+            for place, client in enumerate(call.ids.tolist()):
+                parcel = parcels.setdefault(client, Parcel(client, [], [], {}))
+                given = [self._refer(parcel, part, place) for part in call.given]
+                parcel.calls.append((number, place))
+                parcel.described.append(
+                    {
+                        "task": task,
+                        "phase": call.phase,
+                        "support": "train" if aside else self.support,
+                        "round": round,
+                        "key": int(call.key),
+                        "aside": aside,
+                        "given": given,
+                    }
+                )
+        return list(parcels.values())
+
+    def _refer(self, parcel: Parcel, given: Any, place: int) -> dict[str, Any]:
+        """How a client is told a tree: by checksum, or as a row of a bank it has."""
+        if isinstance(given, Each):
+            tree = row(given.tree, place)
+        elif isinstance(given, Rows):
+            number = int(given.index[place])
+            bank = self._trees.get((_identity(given.bank), None))
+            if bank is not None and bank[1] in self._held.get(parcel.client, set()):
+                parcel.needed[bank[1]] = lambda: bank[2]
+                return {"blob": bank[1], "row": number}
+            name, blob = self._dumped(given.bank, number)
+            parcel.needed[name] = lambda: blob
+            return {"blob": name}
+        else:
+            tree = given
+        name, blob = self._dumped(tree, None)
+        parcel.needed[name] = lambda: blob
+        return {"blob": name}
+
+    def _dumped(self, tree: Tree, number: int | None) -> tuple[str, bytes]:
+        """A tree, or a row of a bank, as bytes: made once a round."""
+        identity = _identity(tree), number
+        if identity not in self._trees:
+            blob = wire.dump(tree if number is None else row(tree, number))
+            # The tree is kept with its bytes, so that no other tensor can take over its identity.
+            self._trees[identity] = (tree, _checksum(blob), blob)
+        _, name, blob = self._trees[identity]
+        return name, blob
+
+    def _head(
+        self, client: int | None, round: int, number: int, calls: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        known = client is not None and self.memory.knows(client)
+        tree = self.memory.get(client) if known else {}  # type: ignore[arg-type]
+        return {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "setup": self._setup_name,
+            "client": None if client is None else self.names[client],
+            "round": round,
+            "exchange": number,
+            "deadline": self.deadline,
+            "heard": int(tree["heard"]) if tree else 0,
+            "saved": self._saved[0].get(client, 0) if client is not None else 0,
+            "calls": calls,
+        }
+
+    def _send(
+        self,
+        parcels: list[tuple[int, Parcel]],
+        number: int,
+        end: float,
+        waiting: dict[str, Parcel],
+    ) -> None:
+        messages = []
+        for node, parcel in parcels:
+            held = self._held.setdefault(parcel.client, set())
+            blobs = {name: get() for name, get in parcel.needed.items() if name not in held}
+            head = self._head(parcel.client, self.round, number, parcel.described)
+            messages.append((node, Envelope(head, blobs)))
+            self.wire_bytes["down"] += sum(map(len, blobs.values()))
+        if not messages:
+            return
+        sent = self.link.push(messages, max(1.0, end - time.monotonic()))
+        for (_, parcel), message in zip(parcels, sent, strict=True):
+            if message is None:
+                self._note(parcel, "could not be sent its message")
+            else:
+                waiting[message] = parcel
+
+    def _read(self, parcel: Parcel, answer: Envelope | str, number: int) -> list[str]:
+        """Take an answer in; the blobs the client lacks, if that is what it says."""
+        if isinstance(answer, str):
+            self._note(parcel, f"failed: {answer}")
+            return []
+        head = answer.head
+        mine = {"protocol": PROTOCOL, "run": self.run, "round": self.round, "exchange": number}
+        mine["client"] = self.names[parcel.client]
+        if any(head.get(key) != value for key, value in mine.items()):
+            self._note(parcel, "answered something else")
+            return []
+        if head.get("missing"):
+            lacks = [str(name) for name in head["missing"]]
+            if self._setup_name in lacks:
+                parcel.needed[self._setup_name] = lambda: self._setup
+            return lacks
+        self.wire_bytes["up"] += sum(map(len, answer.blobs.values()))
+        for said in head.get("notes", ()):
+            warnings.warn(f"Client '{mine['client']}': {said}", stacklevel=2)
+        try:
+            for result in head["results"]:
+                if "error" in result:
+                    parcel.replies.append(None)
+                    self._note(parcel, f"failed: {result['error']}")
+                else:
+                    parcel.replies.append(wire.load(answer.blobs[result["blob"]]))
+        except (CoterieError, KeyError, TypeError) as error:
+            self._note(parcel, f"sent what cannot be read ({error!r})")
+            return []
+        self._held[parcel.client] |= set(parcel.needed)
+        self.memory.keep(parcel.client, {"heard": torch.tensor(number)})
+        return []
+
+    def _note(self, parcel: Parcel, why: str) -> None:
+        """Keep the first reason for a missing answer."""
+        self._missing = self._missing or f"; '{self.names[parcel.client]}' {why}"
+
+
+def _identity(tree: Tree) -> Any:
+    """Which tensors a tree is made of, and where in it they stand."""
+    return (
+        repr(tree) if not leaves(tree) else "",
+        *((p, id(leaf)) for p, leaf in named_leaves(tree)),
+    )
+
+
+def _shapes(tree: Tree) -> tuple[Any, ...]:
+    return tuple((path, leaf.dtype, tuple(leaf.shape)) for path, leaf in named_leaves(tree))
+
+
+def _checksum(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _natural(name: str) -> list[Any]:
+    """Order in which site-2 comes before site-10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
