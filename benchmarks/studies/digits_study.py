@@ -84,7 +84,7 @@ def unknown(seeds: int) -> list[dict]:
         runs = []
         for seed in range(seeds):
             data = digits(seed=seed)
-            algorithm = CLoVE(net(data), LOCAL, max_groups=10, **rule)
+            algorithm = CLoVE(net(data), LOCAL, max_groups=10, published=True, **rule)
             runs.append({"rule": name, **follow(algorithm, data, seed, 15)})
         figures += runs
         used = [[r["groups"][t] for r in runs] for t in (1, 4, 9, 14)]
@@ -111,7 +111,9 @@ def few(seeds: int) -> list[dict]:
         runs = []
         for seed in range(seeds):
             data = digits(n_clients=200, seed=seed)
-            algorithm = CLoVE(net(data), replace(LOCAL, epochs=epochs), n_groups=4, **known)
+            algorithm = CLoVE(
+                net(data), replace(LOCAL, epochs=epochs), n_groups=4, published=True, **known
+            )
             runs.append({"work": name, **follow(algorithm, data, seed, 20, 0.1)})
         figures += runs
         mean = [average([r["participants"][t - 1] for r in runs]) for t in at]
@@ -140,7 +142,7 @@ def fewer(seeds: int) -> list[dict]:
         runs = []
         for seed in range(seeds):
             data = digits(n_clients=20, n_groups=10, seed=seed)
-            algorithm = CLoVE(net(data), LOCAL, first="evaluation", **known)
+            algorithm = CLoVE(net(data), LOCAL, first="evaluation", published=True, **known)
             runs.append({"known": name, **follow(algorithm, data, seed, 60, 0.4)})
         figures += runs
         lines.append([name, "seen", *[average([r["ari"][t - 1] for r in runs]) for t in at]])

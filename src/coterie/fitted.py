@@ -27,12 +27,14 @@ from coterie.data import Encoder, FederatedData, from_arrays
 from coterie.data.images import read_client
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
+from coterie.report.verdict import Verdict
 from coterie.report.words import found
 from coterie.running.build import Run, as_model, build, build_algorithm, suggested
 from coterie.running.final import Result, as_csv
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import resume, run
 from coterie.running.progress import Progress, chosen
+from coterie.running.verdict import ARMS, judge
 
 GAINS = {"local_only": "gain over alone", "fedavg": "gain over one model"}
 FORMATS = {
@@ -106,6 +108,16 @@ class Fitted:
         return found(self.summary, self.cards, self.rows)
 
     @property
+    def verdict(self) -> Verdict:
+        """One model, groups or every client alone: what to use, and who gains."""
+        if "verdict.json" not in self.files:
+            raise ConfigError(
+                "No verdict: the run was not compared with one model and with training alone. "
+                "Fit with compare=True, or run: coterie verdict FOLDER"
+            )
+        return Verdict.of(self.files["verdict.json"])
+
+    @property
     def history(self) -> Any:
         """The rounds: a DataFrame if pandas is there, else a list of dicts."""
         lines = [{k: v for k, v in line.items() if k != "assignment"} for line in self.rounds]
@@ -122,7 +134,8 @@ class Fitted:
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote: {note}" for note in self.notes)
-        return f"{self.sentence}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
+        verdict = f"\n{self.verdict.sentence}" if "verdict.json" in self.files else ""
+        return f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.sentence)}</p>{self.groups._repr_html_()}"
@@ -339,6 +352,13 @@ def kept(result: Result, others: dict[str, Result]) -> Fitted:
             mine[GAINS[name]] = None if None in both else sign * (both[0] - both[1])
         scores = [line[column] for line in theirs if line[column] is not None]
         result.summary[f"{name}_{column}"] = sum(scores) / len(scores) if scores else None
+    if set(others) >= set(GAINS):
+        arms = {arm: others.get(name or "", result) for arm, name in ARMS.items()}
+        files = {arm: other.files["held_out.json"] for arm, other in arms.items()}
+        verdict = judge({arm: json.loads(text) for arm, text in files.items()})
+        result.files["verdict.json"] = to_json(no_nan(verdict))
+        short = ("choice", "provisional", "round", "better_off")
+        result.summary["verdict"] = {name: verdict[name] for name in short}
     result.files |= {
         "clients.json": to_json(no_nan({"clients": rows})),
         "clients.csv": as_csv(rows),
@@ -346,6 +366,25 @@ def kept(result: Result, others: dict[str, Result]) -> Fitted:
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)
     return Fitted(result.algorithm, result.files, result.description, result.summary, result.rounds)
+
+
+def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:
+    """The verdict on a run in a folder; what it lacks is trained first, or gone on with."""
+    folder = RunFolder(path)
+    description = folder.description()
+    finished = (folder.path / "summary.json").exists()
+    if finished and "verdict.json" in (files := folder.final_files()):
+        return Verdict.of(files["verdict.json"])
+    ready = build({k: v for k, v in description.items() if isinstance(v, dict)})
+    name = name_of(ready.algorithm)
+    parts = (getattr(ready.algorithm, part, None) for part in ("model", "local"))
+    if name in GAINS or None in parts:
+        raise ConfigError(
+            f"verdict: it compares groups with one model and with training alone, and {name} forms "
+            "no groups with a network. Ask it of a run of clove, ifca or survey."
+        )
+    ready = replace(ready, settings=replace(ready.settings, compare=True))
+    return resume_run(ready, path, progress).verdict
 
 
 def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
@@ -408,13 +447,7 @@ def default_groups(
         return {"n_groups": n_groups}
     if "max_groups" not in known:
         raise ConfigError(f"{name}: n_groups must be a number, because {name} cannot find it.")
-    # The paper's rule and its early stop: on rotated digits 4 groups in 9 of 10 seeds, where the
-    # released code's rule (10 % margin) without a stop ended at 2 in all ten.
-    rule = {"tolerance": 0.0, "stable_after": 3}
-    return {
-        "max_groups": max(2, min(10, n_clients - 1)),
-        **{k: rule[k] for k in rule if k in known},
-    }
+    return {"max_groups": max(2, min(10, n_clients - 1))}
 
 
 def with_note(data: FederatedData, note: str) -> FederatedData:

@@ -20,6 +20,7 @@ __all__ = [
     "Spread",
     "accuracy",
     "adjusted_rand",
+    "bootstrap_mean",
     "expert_scores",
     "first_round",
     "identity_accuracy",
@@ -29,6 +30,35 @@ __all__ = [
     "parameter_distance",
     "spread",
 ]
+
+
+def bootstrap_mean(
+    values: Tensor, resamples: int = 2000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Mean of some values, and a percentile interval by drawing as many of them again and again.
+
+    Parameters
+    ----------
+    values
+        One per client, finite. [clients]
+    level
+        Share of the resampled means that lie inside the interval.
+
+    Examples
+    --------
+    >>> bootstrap_mean(torch.full((8,), 0.25))
+    (0.25, 0.25, 0.25)
+    >>> mean, low, high = bootstrap_mean(torch.tensor([0.1, -0.1] * 8))
+    >>> low < 0 < high
+    True
+    """
+    values = values.double()
+    draw = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(values), (resamples, len(values)), generator=draw)
+    means = values[picks].mean(1)
+    edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = means.quantile(edges).tolist()
+    return float(values.mean()), low, high
 
 
 def adjusted_rand(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:

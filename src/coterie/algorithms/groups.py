@@ -171,7 +171,9 @@ def noted(state: Any, ids: Ids, group: Tensor, dealt: bool = False) -> Any:
 
 def settled(method: Any, state: Any, ids: Ids) -> Tensor:
     """Whether enough of some clients had the same group in each of their last rounds; latched."""
-    if method.stable_after is None or not len(ids):
+    if hasattr(state, "aside"):  # who is not averaged need not settle
+        ids = ids[state.aside[ids] == 0]
+    if not method.stable_after or not len(ids):
         return state.stable
     share = (state.repeats[ids] >= method.stable_after).double().mean()
     return state.stable | (share >= method.stable_fraction)
@@ -179,11 +181,13 @@ def settled(method: Any, state: Any, ids: Ids) -> Tensor:
 
 def info(state: Any, ids: Ids, group: Tensor) -> Info:
     """What a person may look at after a round."""
+    aside = {"set_aside": int(state.aside.sum())} if hasattr(state, "aside") else {}
     return {
         "assignment": state.assignment,
         "participants": ids,
         "groups_used": len(group.unique()),
         "stable": bool(state.stable),
+        **aside,
     }
 
 
@@ -200,7 +204,10 @@ def judged(
     nan = torch.full((len(asked),), torch.nan, dtype=torch.float64)
     margin = nan.masked_scatter(answered, margin.double())
     score = nan.masked_scatter(answered, score.double())
-    found = Evidence(assignment[asked], margin, score, ~(score > REFUSAL))
+    fits = ~(score > REFUSAL)
+    if hasattr(state, "aside"):
+        fits &= state.aside[asked] == 0
+    found = Evidence(assignment[asked], margin, score, fits)
     return state._replace(assignment=assignment), found
 
 

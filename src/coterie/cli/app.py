@@ -17,6 +17,7 @@ from coterie.cli import (
     resume,
     run,
     show,
+    verdict,
 )
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(advise.advise)
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(show.show)
+app.command()(verdict.verdict)
 app.command()(compare.compare)
 app.command()(place.place)
 app.command()(predict.predict)

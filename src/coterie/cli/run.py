@@ -80,6 +80,7 @@ def run(
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
-    print(f"\n{fit.sentence}\n\n{fit.groups}")
+    judged = f"\n{fit.verdict.sentence}" if "verdict.json" in fit.files else ""
+    print(f"\n{fit.sentence}{judged}\n\n{fit.groups}")
     if out is not None:
         print(f"\nKept in {out}. See: coterie show {out}")

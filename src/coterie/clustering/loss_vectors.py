@@ -1,17 +1,53 @@
 """Loss vectors: a row per client, a column per model; embedded, clustered, matched to models."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from coterie.clustering import noise
 from coterie.clustering.choose_k import choose_k
+from coterie.clustering.guard import clip, flat, loners, nearest
 from coterie.clustering.hierarchical import ward
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.matching import merge_small, min_cost_matching
+from coterie.core.algorithm import Curve
 
 
-def embed(losses: Tensor, embedding: Literal["loss", "sqrt"], unit: Tensor | None = None) -> Tensor:
+class Rules(Protocol):
+    """The options these functions read."""
+
+    @property
+    def clustering(self) -> Literal["weighted", "kmeans", "agglomerative"]: ...
+    @property
+    def choose(self) -> Literal["noise", "silhouette", "elbow"]: ...
+    @property
+    def threshold(self) -> float: ...
+    @property
+    def tolerance(self) -> float: ...
+    @property
+    def replicate(self) -> int: ...
+    @property
+    def matching(self) -> Literal["mincost", "none"]: ...
+    @property
+    def min_group_size(self) -> int: ...
+    @property
+    def guard(self) -> bool: ...
+
+
+class Found(NamedTuple):
+    """Groups of some clients, and what they rest on."""
+
+    group: Tensor  # [m]  model of each client
+    labels: Tensor  # [m]  its cluster
+    aside: Tensor  # [m]  True: no company, so not clustered; it is told the nearest group
+    curve: Tensor  # [j, 3]  number of groups, criterion, 1 if chosen; empty where K was given
+
+
+def embed(
+    losses: Tensor, embedding: Literal["noise", "loss", "sqrt"], unit: Tensor | None = None
+) -> Tensor:
     """Losses, or their square roots, in units of each column.
 
     >>> embed(torch.tensor([[4.0, 9.0]]), "sqrt", torch.tensor([1.0, 3.0]))
@@ -35,25 +71,87 @@ def column_unit(vectors: Tensor, scale: Literal["none", "column_std"]) -> Tensor
     return torch.where(deviation > 0, deviation, ones)
 
 
-def cluster(
-    vectors: Tensor,
+def find_groups(
+    rules: Rules,
+    losses: Tensor,
+    x: Tensor,
+    weight: Tensor,
     k: int | None,
-    method: Literal["kmeans", "agglomerative"] = "kmeans",
-    choose: Literal["silhouette", "elbow"] = "silhouette",
-    tolerance: float = 0.1,
-    replicate: int = 5,
-    min_size: int = 1,
+    limit: int,
     seed: int = 0,
-) -> Tensor:
-    """Cluster of each row; k is chosen where it is unknown, or where there are fewer rows.
+) -> Found:
+    """Set loners aside, cluster the rest, and match the clusters to models.
 
-    >>> cluster(torch.tensor([[0.0], [0.1], [9.0]]), 2).tolist()
-    [0, 0, 1]
+    Parameters
+    ----------
+    losses : shape [m, models], by which clusters are matched.
+    x, weight : shape [m, d], the vectors that are clustered and the precision of their entries.
+    k : number of groups; None: chosen.
+    limit : largest number considered.
     """
-    if k is None or k > len(vectors):
-        k = choose_k(vectors, min(vectors.shape), 2, choose, tolerance, replicate).k
-    labels, _ = kmeans(vectors, k, seed) if method == "kmeans" else ward(vectors, k)
-    return merge_small(vectors, labels, min_size)
+    aside = torch.zeros(len(x), dtype=torch.bool)
+    if rules.guard:
+        floor = float(rules.clustering == "weighted")  # in units of noise
+        aside = loners(x, weight, floor=floor) | flat(clip(losses))
+    points, weights = x[~aside], weight[~aside]
+    curve = x.new_zeros(0, 3)
+    if rules.clustering == "weighted":
+        tree = noise.weighted_ward(points, weights)
+        if k is None or k > len(points):
+            k, curve = _number(rules, tree, points, limit)
+        labels = tree.labels(k)
+    else:
+        if k is None or k > len(points):
+            k, curve = _number(rules, None, points, limit)
+        labels = (kmeans(points, k, seed) if rules.clustering == "kmeans" else ward(points, k))[0]
+    labels = merge_small(points, labels, rules.min_group_size)
+    model = match_models(losses[~aside], labels, rules.matching)  # by losses, whatever the vectors
+    everyone = nearest(x, weight, labels, aside)
+    of = torch.zeros(int(labels.max()) + 1, dtype=torch.int64).scatter(0, labels, model)
+    return Found(of[everyone], everyone, aside, curve)
+
+
+def _number(
+    rules: Rules, tree: noise.Ward | None, points: Tensor, limit: int
+) -> tuple[int, Tensor]:
+    """How many groups, and the curve it was read off."""
+    if rules.choose == "noise" and tree is not None:
+        choice = noise.choose_k(tree.ratio, limit, rules.threshold)
+        curve = _curve(range(1, len(choice.ratio) + 1), choice.ratio, choice.k)
+        # No number explains the scatter: the best silhouette, without a margin.
+        most = max(min(limit, len(points) - 1), 1)
+        return choice.k or choose_k(points, most, tolerance=0.0).k, curve
+    rule: Literal["silhouette", "elbow"] = "elbow" if rules.choose == "elbow" else "silhouette"
+    most = min(len(points), limit)
+    found = choose_k(points, most, 2, rule, rules.tolerance, rules.replicate)
+    return found.k, _curve(found.ks, found.scores, found.k)
+
+
+def _curve(ks: Iterable[int], values: Iterable[float], chosen: int | None) -> Tensor:
+    rows = [[k, value, k == chosen] for k, value in zip(ks, values, strict=True)]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
+
+
+def explained(
+    curve: Tensor, rule: Literal["noise", "silhouette", "elbow"], threshold: float, tolerance: float
+) -> list[Curve]:
+    """The curve of a chosen number of groups as evidence for reports; none if it is empty."""
+    if not len(curve):
+        return []
+    ks, values = tuple(curve[:, 0].long().tolist()), tuple(curve[:, 1].tolist())
+    if rule == "noise":
+        ratio = torch.cat([curve[:, 1], curve.new_tensor([torch.nan])])
+        return [noise.curve(noise.choose_k(ratio, len(ks), threshold), "losses")]
+    chosen = int(curve[curve[:, 2] == 1, 0].sum()) or 1
+    name = "silhouette" if rule == "silhouette" else "sum of squares"
+    if rule == "elbow":
+        return [Curve("losses", name, ks, values, chosen, None, ())]
+    best = max(values)
+    others = sorted((k for k in ks if k != chosen), key=lambda k: -values[ks.index(k)])
+    close = tuple(k for k in others if values[ks.index(k)] >= best - tolerance * abs(best))
+    note = "a silhouette cannot say that there is one group"
+    found = chosen, others[0] if others else None, close
+    return [Curve("losses", name, ks, values, *found, note=note)]
 
 
 def match_models(losses: Tensor, labels: Tensor, matching: Literal["mincost", "none"]) -> Tensor:

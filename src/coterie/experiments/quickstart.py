@@ -7,10 +7,13 @@ from typing import Any
 
 from coterie.experiments.catalogue import RECIPES
 from coterie.report.compare import comparison
+from coterie.report.verdict import Verdict
 from coterie.report.words import quickstart_words
 from coterie.running.build import build
+from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import run
 from coterie.running.progress import Silent
+from coterie.running.verdict import ARMS, judge
 
 METHODS = ("local_only", "fedavg", "ifca", "clove")
 
@@ -50,15 +53,28 @@ def quickstart(
             seconds = time.perf_counter() - began
             print(f"  {method}: {ready.settings.rounds} rounds in {seconds:.1f} s", flush=True)
     table = comparison(folders)
+    verdict = _verdict(out)
     picture = _picture(folders, out / "quickstart.png")
     if as_json:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-        print(json.dumps({"methods": rows, "picture": str(picture) if picture else None}))
+        found = {"methods": rows, "picture": str(picture) if picture else None}
+        print(json.dumps({**found, "verdict": no_nan(verdict.to_json())}))
         return
-    print(f"\n{table}\n\n{quickstart_words(table)}")
+    print(f"\n{table}\n\n{quickstart_words(table)}\n\n{verdict.sentence}")
     if picture is not None:
         print(f"\nPicture: {picture}")
     print(f"Runs: {out}. Look closer: coterie show {out / 'clove'}")
+
+
+def _verdict(out: Path) -> Verdict:
+    """What to use, by the runs that are there; kept with the run of clove."""
+    folder = RunFolder(out / "clove")
+    arms = {arm: RunFolder(out / (name or "clove")) for arm, name in ARMS.items()}
+    held = {arm: json.loads(one.final_files()["held_out.json"]) for arm, one in arms.items()}
+    verdict = judge(held)
+    files = folder.final_files() | {"verdict.json": to_json(no_nan(verdict))}
+    folder.finish(files, folder.summary())
+    return Verdict.of(verdict)
 
 
 def _picture(folders: list[Path], path: Path) -> Path | None:

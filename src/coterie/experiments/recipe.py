@@ -153,25 +153,30 @@ METHODS = {
     "PACFL": "pacfl",
     "IFCA": "ifca",
     "CLoVE": "clove",
+    "CLoVE (ours)": "clove_ours",
 }
 """Names the papers print, and the methods here."""
+VARIANTS = {"clove_ours": "clove"}
+"""Rows that are another row's method with our own options."""
 
 
 def built(row: str) -> bool:
     """Whether a method of a table is here."""
-    return METHODS.get(row, row.lower()) in REGISTRY
+    name = METHODS.get(row, row.lower())
+    return VARIANTS.get(name, name) in REGISTRY
 
 
 def method(row: str, n_groups: int | None, **options: dict[str, Any]) -> dict[str, Any]:
     """The table [algorithm] of a method; `options` by the method's own name."""
     from dataclasses import fields
 
-    name = METHODS[row]
+    variant = METHODS[row]
+    name = VARIANTS.get(variant, variant)
     known = {field.name for field in fields(REGISTRY[name])} if name in REGISTRY else set()
     out: dict[str, Any] = {"name": name}
     if "n_groups" in known and n_groups is not None:
         out["n_groups"] = n_groups
-    return out | {k: v for k, v in options.get(name, {}).items() if k in known}
+    return out | {k: v for k, v in options.get(variant, {}).items() if k in known}
 
 
 def estimate(

@@ -7,6 +7,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.report import evidence
 from coterie.report.table import Table
+from coterie.report.verdict import Verdict
 from coterie.report.words import found
 from coterie.running.folder import RunFolder
 from coterie.running.progress import megabytes
@@ -21,6 +22,8 @@ def shown(folder: RunFolder) -> str:
     cards = json.loads(files["groups.json"])["groups"]
     rows = json.loads(files["clients.json"])["clients"]
     parts = [f"{folder.path}: {found(summary, cards, rows)}", _facts(summary)]
+    if "verdict.json" in files:
+        parts.append(Verdict.of(files["verdict.json"]).sentence)
     if "mixture" in summary:
         parts.append(mixture_card(summary["mixture"]))
     if "evidence" in summary:

@@ -31,6 +31,10 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     best = better(told, key=lambda name: told[name])
     wins = own > told[best] if column == "accuracy" else own < told[best]
     name = summary["algorithm"]
+    judged = (summary.get("verdict") or {}).get("choice", "undecided")  # it knows how sure it is
+    if judged != "undecided":
+        wins = judged == "groups"
+        best = {"one": "one model for all", "local": "training alone"}.get(judged, best)
     advice = f"Use {name}." if wins else f"Grouping does not pay here: use {best}."
     strange = sum(not line["fits"] for line in rows)
     if strange:

@@ -107,6 +107,7 @@ def finish(
     description = describe(algorithm, data, settings)
     result = Result(algorithm, data, fed, state, lines, evidence, scores, summary, description, {})
     result.files = _final_files(result)
+    result.files["held_out.json"] = to_json(no_nan(held_out(result, train)))
     if folder is not None:
         folder.finish(result.files, summary)
         result.folder = folder.path
@@ -183,6 +184,36 @@ def _final_files(result: Result) -> dict[str, bytes]:
     files["data.json"] = to_json(card(result.data))
     files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
     return files
+
+
+def held_out(result: Result, train: Scores) -> dict[str, Any]:
+    """Every client's loss on data of its own that trained nothing: what a verdict compares.
+
+    Validation rows if there are any, else test rows; with the mean loss by round.
+    """
+    data, split = result.data, held_split(result.data)
+    scores = result.scores
+    if split != "test":
+        scores = examine(result.algorithm, result.fed, result.state, data.task, split=split)
+    name = "loss" if split == "test" else "validation_loss"
+    ids, trained = scores.ids.tolist(), dict(zip(train.ids.tolist(), train.n.tolist(), strict=True))
+    held = scores.n.tolist()
+    return {
+        "split": split,
+        "clients": [result.fed.names[i] for i in ids],
+        "loss": scores.loss.tolist(),
+        "held": held,
+        "samples": [n + trained.get(i, 0) for i, n in zip(ids, held, strict=True)],
+        "rounds": len(result.rounds),
+        "by_round": [[line["round"], line[name]] for line in result.rounds if name in line],
+        "bytes": result.summary["bytes"],
+    }
+
+
+def held_split(data: FederatedData | Card) -> str:
+    """Where the rows are that train nothing: "validation" if there are any here, else "test"."""
+    there = isinstance(data, FederatedData) and bool(data.sizes("validation").any())
+    return "validation" if there else "test"
 
 
 def card(data: FederatedData | Card) -> dict[str, Any]:

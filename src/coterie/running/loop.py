@@ -22,7 +22,7 @@ from coterie.engines.remote import Remote
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, check, describe
 from coterie.running.evaluation import Scores, examine, examine_later
-from coterie.running.final import Card, Result, finish, mean, some
+from coterie.running.final import Card, Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
 from coterie.running.progress import Progress, chosen
 
@@ -265,6 +265,9 @@ def _round(
         scores = examine(algorithm, fed, state, data.task, support=settings.support)
         line |= {"examined": number + 1} if isinstance(fed, Remote) else {}
         line |= _scored(scores)
+        if held_split(data) == "validation":
+            held = examine(algorithm, fed, state, data.task, split="validation")
+            line["validation_loss"] = mean(held.loss)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()

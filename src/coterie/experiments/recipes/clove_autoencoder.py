@@ -45,6 +45,8 @@ def description(
     """Ten groups of one class each; the first round evaluates the models, unless options say."""
     paper = scale == "paper"
     algorithm: dict[str, Any] = {"name": METHODS[row]}
+    if row == "CLoVE":
+        algorithm["published"] = True
     if row in ("CLoVE", "IFCA"):
         algorithm["first"] = "evaluation"
         if "max_groups" not in options:

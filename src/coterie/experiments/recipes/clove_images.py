@@ -193,7 +193,11 @@ MIXINGS: dict[str, tuple[dict[str, Any], int, tuple[int, int], int]] = {
 GREY = {"name": "grey_cnn"}, {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 100}
 COLOUR = {"name": "cifar_cnn"}, {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 100}
 FORWARD = {"grey_cnn": 0.6e6, "cifar_cnn": 4.0e7}  # flops, as fast as SPEED says
-OPTIONS: dict[str, dict[str, Any]] = {"ifca": {"first": "random", "weights": "samples"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ifca": {"first": "random", "weights": "samples"},
+    "clove": {"published": True},
+}
+OURS = "CLoVE (ours)"
 
 TRAINING = (
     "Published FedAvg figures are accuracies on training data, logged before averaging by the "
@@ -242,7 +246,7 @@ def study(mixing: str, column: str, row: str) -> Study | None:
     _, k, (grey, colour), n = MIXINGS[mixing]
     colourful = column == "CIFAR-10"
     forward = FORWARD["cifar_cnn" if colourful else "grey_cnn"]
-    probes = k if row in ("CLoVE", "IFCA") else 0
+    probes = {"CLoVE": k, "IFCA": k, OURS: 0.05 * k}.get(row, 0)  # ours stops after five rounds
     samples = k * (colour if colourful else grey) * n
 
     def describe(seed: int, scale: str) -> Description:
@@ -274,6 +278,10 @@ def entries(text: str, metrics: tuple[tuple[str, str], ...], keep: Any = None) -
             name = f"{label} {column}".strip()
             cell = study(mixing, column, row)
             out.append(Entry(mixing, row, name, metric, Value.of(figure), cell, tuple(notes)))
+        if row == "CLoVE":
+            for label, metric, column in places:
+                cell, name = study(mixing, column, OURS), f"{label} {column}".strip()
+                out.append(Entry(mixing, OURS, name, metric, None, cell))
     return tuple(out)
 
 

@@ -177,7 +177,7 @@ SEPARATIONS = (1.0, 0.1, 0.01, 0.001, 0.0003)
 def linear(separation: float, seed: int, scale: str) -> Description:
     """Five unit vectors at a distance, five clients each, 25 epochs a round."""
     return {
-        "algorithm": {"name": "clove", "n_groups": 5, "first": "evaluation"},
+        "algorithm": {"name": "clove", "n_groups": 5, "first": "evaluation", "published": True},
         "model": {"name": "linear_regressor"},
         "local": {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 100, "epochs": 25},
         "data": {
@@ -257,7 +257,7 @@ def writers(seed: int, scale: str) -> Description:
     """A hundred writers, at most twenty groups, 25 epochs a round."""
     paper = scale == "paper"
     return {
-        "algorithm": {"name": "clove", "max_groups": 20 if paper else 4},
+        "algorithm": {"name": "clove", "max_groups": 20 if paper else 4, "published": True},
         "model": {"name": "grey_cnn"},
         "local": {
             "optimizer": "adam",

@@ -13,7 +13,14 @@ from coterie.experiments.recipe import (
     estimate,
     method,
 )
-from coterie.experiments.recipes.clove_images import FESEM, OPTIONS, PAPER, ROUND_11, TRAINING
+from coterie.experiments.recipes.clove_images import (
+    FESEM,
+    OPTIONS,
+    OURS,
+    PAPER,
+    ROUND_11,
+    TRAINING,
+)
 from coterie.running.build import Description
 
 COLUMNS = ("Amazon", "AG News")
@@ -110,6 +117,10 @@ def entries(text: str, metrics: tuple[tuple[str, str], ...]) -> tuple[Entry, ...
             name = f"{label} {column}".strip()
             cell = study(column, row)
             out.append(Entry("", row, name, metric, Value.of(figure), cell, tuple(notes)))
+        if row == "CLoVE":
+            for label, metric, column in places:
+                cell, name = study(column, OURS), f"{label} {column}".strip()
+                out.append(Entry("", OURS, name, metric, None, cell))
     return tuple(out)
 
 

@@ -1,0 +1,352 @@
+"""CLoVE's own defaults: noise units, evidence added up, K by the noise, guard, snapshot."""
+
+import math
+
+import pytest
+import torch
+
+from coterie import metrics
+from coterie.algorithms import CLoVE, FedAvg, loss_groups
+from coterie.core import LocalSGD, Model, wire
+from coterie.core.algorithm import grow, state_type
+from coterie.core.errors import ConfigError
+from coterie.core.federation import Traffic
+from coterie.core.tree import leaves
+from coterie.data import blobs, from_arrays
+from coterie.engines import Simulation
+from coterie.models import make
+
+STILL = LocalSGD(learning_rate=0.0)
+
+
+def evaluating(*args, **options):
+    """Without the dealt first round, so that round 1 can be worked out."""
+    return CLoVE(*args, **{"first": "evaluation", **options})
+
+
+def around(centre, *offsets):
+    """Samples whose mean is the centre."""
+    return [centre + o for o in offsets]
+
+
+@pytest.fixture
+def two_groups(points):
+    """Five clients around 0, five around 10, four samples each."""
+    clients = [around(0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
+    clients += [around(10 + 0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
+    return points(*clients, truth=[0] * 5 + [1] * 5)
+
+
+def test_clients_send_losses_standard_errors_and_their_number(
+    federate, points, scalar, bank, first
+):
+    # Samples 1 and 3 on models 0 and 2: losses (1, 9) and (1, 1), means 5 and 1.
+    # Less the mean over models, (1, 5): (0, 4) and (0, -4). Standard deviations sqrt(8) each, over
+    # sqrt(2): 2. A single sample knows no error.
+    algorithm, fed = evaluating(scalar, STILL, n_groups=2), federate(points([1.0, 3.0], [5.0]))
+    state = first(algorithm, fed, models=bank(0, 2))
+    fed.begin(0)
+    _, reply = fed.map(algorithm.losses, {}, state.models, to=fed.everyone())
+    assert reply["losses"].tolist() == [[5.0, 1.0], [25.0, 9.0]]
+    assert reply["errors"].tolist() == [[2.0, 2.0], [0.0, 0.0]]
+    assert reply["n"].tolist() == [2, 1]
+
+
+def test_groups_are_found_and_frozen_after_three_equal_rounds(
+    federate, two_groups, scalar, half, bank, first, play
+):
+    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups)
+    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 5)
+    for after in rounds:
+        assert after.state.assignment.tolist() == [0] * 5 + [1] * 5
+    assert [after.info["stable"] for after in rounds] == [False] * 3 + [True] * 2
+    # Two models make two columns a round; at the freeze they are dropped.
+    assert [after.state.units.shape for after in rounds] == [(10, 2), (10, 4), (10, 6)] + [
+        (10, 0)
+    ] * 2
+    assert rounds[2].state.counts.unique().tolist() == [4.0]
+
+
+def test_one_group_is_an_answer(federate, points, scalar, half, bank, first, play):
+    clients = [around(0.0, -1.0, 1.0, *(o * (1 + 0.1 * i) for o in (-0.5, 0.5))) for i in range(8)]
+    algorithm, fed = evaluating(scalar, half, max_groups=4), federate(points(*clients))
+    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8, -3, 4)), 4)
+    assert [after.info["groups_used"] for after in rounds] == [1] * 4
+    [curve] = algorithm.curves(rounds[-1].state)
+    assert (curve.name, curve.criterion, curve.chosen) == ("losses", "noise ratio", 1)
+    assert curve.values[0] <= 2.5
+    assert rounds[-1].state.stable
+
+
+def test_an_unknown_number_is_read_off_the_noise(
+    federate, two_groups, scalar, half, bank, first, play
+):
+    algorithm, fed = evaluating(scalar, half, max_groups=4), federate(two_groups)
+    after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8, -3, 4)), 2)[-1]
+    assert metrics.adjusted_rand(after.state.assignment, two_groups.truth) == 1.0
+    [curve] = algorithm.curves(after.state)
+    assert curve.chosen == 2
+    assert curve.values[0] > 2.5 >= curve.values[1]
+    # What was given is not explained.
+    assert evaluating(scalar, half, n_groups=2).curves(after.state) == []
+
+
+def test_a_dealt_round_leaves_evidence_but_no_group_of_its_own(
+    federate, two_groups, scalar, half, first, play
+):
+    algorithm, fed = CLoVE(scalar, half, n_groups=2), federate(two_groups)
+    [after] = play(algorithm, fed, first(algorithm, fed), 1)
+    assert after.state.units.shape == (10, 2)
+    assert after.state.repeats.tolist() == [0] * 10
+    assert after.state.reference.centroids.isnan().all()
+
+
+def test_without_accumulation_only_this_round_counts(
+    federate, two_groups, scalar, half, bank, first, play
+):
+    algorithm = evaluating(scalar, half, n_groups=2, accumulate=False, stable_after=0)
+    fed = federate(two_groups)
+    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 4)
+    assert [after.state.units.shape for after in rounds] == [(10, 2)] * 4
+    assert not rounds[-1].info["stable"]
+
+
+def test_evidence_outlives_models_that_treat_everybody_alike(
+    federate, two_groups, scalar, bank, first, play
+):
+    # After one round all models are one: raw losses no longer tell the groups apart by model.
+    found = {}
+    for added in (True, False):
+        algorithm = evaluating(scalar, STILL, n_groups=2, accumulate=added, stable_after=0)
+        fed = federate(two_groups)
+        state = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)[-1].state
+        state = state._replace(models=bank(5, 5.0001))
+        after = play(algorithm, fed, state, 3, start=1)[-1]
+        found[added] = metrics.adjusted_rand(after.state.assignment, two_groups.truth)
+    assert found[True] == 1.0
+
+
+def test_absent_clients_weigh_nothing(federate, two_groups, scalar, half, bank, first, play, mute):
+    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups)
+    state = first(algorithm, fed, models=bank(1, 8))
+    mute(fed, [3], task="losses")
+    [after] = play(algorithm, fed, state, 1)
+    assert after.state.counts[3].tolist() == [0.0, 0.0]
+    assert after.state.assignment[3] == -1
+    fed.faults = None
+    [after] = play(algorithm, fed, after.state, 1, start=1)
+    assert after.state.counts[3].tolist() == [0.0, 0.0, 4.0, 4.0]
+    assert after.state.assignment.tolist() == [0] * 5 + [1] * 5
+
+
+def test_a_part_of_the_clients_need_not_hold_all_groups(
+    federate, two_groups, scalar, half, bank, first, play, mute
+):
+    # All of the second group are silent: two groups are known, and one is here.
+    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups)
+    state = first(algorithm, fed, models=bank(1, 8))
+    mute(fed, [5, 6, 7, 8, 9], task="losses")
+    [after] = play(algorithm, fed, state, 1)
+    assert after.state.assignment.tolist() == [0] * 5 + [-1] * 5
+
+
+def test_late_clients_join_with_no_past(federate, two_groups, scalar, half, bank, first, play):
+    algorithm = evaluating(scalar, half, n_groups=2, stable_after=0)
+    fed = federate(two_groups, joins=[0] * 9 + [2])
+    after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 3)[-1]
+    assert after.state.counts[9].tolist() == [0.0] * 4 + [4.0] * 2
+    assert after.state.assignment[9] == 1
+
+
+def test_a_liar_is_set_aside_and_neither_trains_nor_moves_a_model(
+    federate, points, scalar, half, bank, first, play
+):
+    # Between the groups, and far from both: the second-nearest is far for this client alone.
+    clients = [around(0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
+    clients += [around(10 + 0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
+    honest = points(*clients)
+    spoilt = points(*clients, around(4.0, -0.5, 0.5, -0.3, 0.3))
+    ends = {}
+    for name, data in (("honest", honest), ("guard", spoilt)):
+        algorithm, fed = evaluating(scalar, half, n_groups=2), federate(data)
+        after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)[-1]
+        ends[name] = after
+    assert ends["guard"].info["set_aside"] == 1
+    assert ends["guard"].state.aside.tolist() == [0.0] * 10 + [1.0]
+    assert ends["guard"].state.assignment[:10].tolist() == [0] * 5 + [1] * 5
+    assert ends["guard"].state.assignment[10] in (0, 1)  # it is told the nearest group
+    torch.testing.assert_close(ends["guard"].state.models, ends["honest"].state.models)
+    algorithm = evaluating(scalar, half, n_groups=2, guard=False)
+    fed = federate(spoilt)
+    after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)[-1]
+    assert after.info["set_aside"] == 0
+    # Whoever is set aside is said to fit no group.
+    algorithm = evaluating(scalar, half, n_groups=2)
+    _, evidence = algorithm.place(fed, ends["guard"].state, torch.tensor([0, 10]))
+    assert evidence.fits.tolist() == [True, False]
+
+
+def test_losses_ten_times_too_large_change_nobodys_group(
+    federate, two_groups, scalar, half, bank, first, play
+):
+    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups)
+    state = first(algorithm, fed, models=bank(1, 8))
+    fed.begin(0)
+    cohort, reply = fed.map(algorithm.losses, {}, state.models, to=fed.everyone())
+    reply["losses"][2] *= 10
+    state, _ = loss_groups.recluster(algorithm, fed, state, cohort, reply)
+    honest = torch.arange(10) != 2
+    assert state.assignment[honest].tolist() == [0] * 4 + [1] * 5
+
+
+def test_newcomers_meet_the_best_separated_round(federate, two_groups, scalar, bank, first, play):
+    # Round 1 separates by models at 0 and 10, round 2 hardly by models at 5 and 5.1.
+    for snapshot, kept in (("best", [0.0, 10.0]), ("last", [5.0, 5.1])):
+        algorithm = evaluating(scalar, STILL, n_groups=2, snapshot=snapshot)
+        fed = federate(two_groups)
+        state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
+        assert not state.apart.isnan()
+        state = play(algorithm, fed, state._replace(models=bank(5, 5.1)), 1, start=1)[-1].state
+        assert state.assignment.tolist() == [0] * 5 + [1] * 5
+        anchors = state.anchors["models"]["weight"].flatten().tolist()
+        assert anchors == pytest.approx(kept)
+
+
+def test_the_spread_of_a_newcomers_losses_changes_nothing(
+    federate, points, scalar, bank, first, play
+):
+    # Two newcomers with the same mean losses, (1, 81), by samples at 1, and at -1, 1 +- ... with
+    # w = 0 and 10: mean of (w - y)^2 is (w - m)^2 + s^2; m = 1, s = 0 against the same m and s = 0
+    # in other samples cannot differ, so the task's reply is compared directly.
+    clients = [around(0.3 * i, -0.5, 0.5) for i in range(5)]
+    clients += [around(10 + 0.3 * i, -0.5, 0.5) for i in range(5)]
+    algorithm = evaluating(scalar, STILL, n_groups=2)
+    fed = federate(points(*clients, [1.0, 1.0]), joins=[0] * 10 + [4])
+    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 5)[-1].state
+    assert state.stable
+    fed.begin(5)
+    _, reply = fed.map(algorithm.answer, {}, state.anchors["models"], to=torch.tensor([10]))
+    assert set(reply) == {"losses", "n"}  # nothing that tells the spread
+    assert state.assignment[10] == 0
+
+
+def test_bytes_are_those_of_the_messages(federate, first, play, down_up):
+    data = blobs(n_groups=2, clients_per_group=2, n=8)
+    model = Model(make("mlp", data, hidden=(5,)))
+    p, k, count = 2 * 5 + 5 + 5 * 3 + 3, 3, 8
+    algorithm, fed = evaluating(model, STILL, n_groups=k, stable_after=1), federate(data)
+    state, sizes = first(algorithm, fed), []
+    for number in range(2):
+        [after] = play(algorithm, fed, state, 1, start=number)
+        state = after.state
+        sizes.append(down_up(fed, 0))
+    # K models down; K losses, K standard errors and n up, then the model (and n, its weight).
+    clustering = (4 * k * p + Traffic.INDEX, 4 * 2 * k + count + 4 * p + count)
+    assert sizes == [clustering, (4 * p, 4 * p + count)]
+
+
+def test_one_group_is_fedavg(federate, first, play):
+    data = blobs(n_groups=2, clients_per_group=3, n=20)
+    model = Model(make("mlp", data, hidden=(4,)))
+    local = LocalSGD(learning_rate=0.1, steps=5)
+    clove, fed = CLoVE(model, local, n_groups=1), federate(data)
+    start = first(clove, fed)
+    end = play(clove, fed, start, 6)[-1].state.models
+    plain, fed = FedAvg(model, local), federate(data)
+    state = first(plain, fed, params={name: leaf[0] for name, leaf in start.models.items()})
+    params = play(plain, fed, state, 6)[-1].state.params
+    assert all(torch.equal(end[name][0], leaf) for name, leaf in params.items())
+
+
+def test_permuting_clients_permutes_the_groups(two_groups, scalar, half, bank, first, play):
+    order = torch.tensor([7, 2, 9, 0, 4, 5, 1, 8, 3, 6])
+    found = []
+    for data in (two_groups, two_groups.subset(order)):
+        algorithm, fed = evaluating(scalar, half, n_groups=2), Simulation(data)
+        found.append(play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 3)[-1].state)
+    assert found[0].assignment[order].tolist() == found[1].assignment.tolist()
+    torch.testing.assert_close(found[0].units[order], found[1].units)
+
+
+def test_a_state_saved_before_these_fields_is_read(two_groups, scalar, half, first, play):
+    algorithm, fed = CLoVE(scalar, half, n_groups=2, published=True), Simulation(two_groups)
+    state = play(algorithm, fed, first(algorithm, fed), 2)[-1].state
+    new = ("units", "counts", "aside", "curve", "apart")
+    old = {name: value for name, value in state._asdict().items() if name not in new}
+    read = wire.load(wire.dump({"state": old}), like={"state": state_type(algorithm)})["state"]
+    ends = []
+    for start in (state, grow(read, 10)):
+        fed = Simulation(two_groups)
+        ends.append(play(algorithm, fed, start, 2, start=2)[-1].state)
+    for a, b in zip(leaves(ends[0].models), leaves(ends[1].models), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(ends[0].assignment, ends[1].assignment)
+
+
+def test_published_sets_what_was_left_at_its_default(scalar, half):
+    plain = CLoVE(scalar, half, n_groups=2, published=True)
+    assert (plain.embedding, plain.clustering, plain.choose) == ("loss", "kmeans", "silhouette")
+    assert (plain.accumulate, plain.guard, plain.snapshot) == (False, False, "last")
+    assert plain.stable_after == 0
+    stop = CLoVE(scalar, half, n_groups=2, published=True, stable_after=3, embedding="sqrt")
+    assert (stop.stable_after, stop.embedding) == (3, "sqrt")
+    assert CLoVE(scalar, half, n_groups=2).stable_after == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"embedding": "sqrt"}, "clustering='weighted' goes with embedding='noise'"),
+        ({"clustering": "kmeans"}, "choose='noise' goes with clustering='weighted'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(scalar, half, options, said):
+    with pytest.raises(ConfigError, match=said):
+        CLoVE(scalar, half, n_groups=2, **options)
+
+
+@pytest.mark.parametrize("clustering", ["kmeans", "agglomerative"])
+def test_noise_units_may_be_clustered_otherwise(
+    federate, two_groups, scalar, half, bank, first, play, clustering
+):
+    options = {"clustering": clustering, "choose": "silhouette", "max_groups": 4}
+    algorithm, fed = evaluating(scalar, half, **options), federate(two_groups)
+    after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8, -3, 4)), 2)[-1]
+    assert metrics.adjusted_rand(after.state.assignment, two_groups.truth) == 1.0
+    [curve] = algorithm.curves(after.state)
+    assert (curve.criterion, curve.chosen) == ("silhouette", 2)
+
+
+def test_losses_that_are_not_finite_leave_the_state_finite(
+    federate, two_groups, scalar, bank, first, play
+):
+    algorithm, fed = evaluating(scalar, STILL, max_groups=3), federate(two_groups)
+    state = first(algorithm, fed, models=bank(0, math.nan, 10))
+    with pytest.warns(UserWarning, match="10 of 30 losses are not finite and were replaced"):
+        [after] = play(algorithm, fed, state, 1)
+    assert after.state.units.isfinite().all()
+    assert metrics.adjusted_rand(after.state.assignment, two_groups.truth) == 1.0
+
+
+def test_reconstruction_needs_no_labels(first, play):
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(20, 1, generator=draw) * 0.1 + v for v in (1.0,) * 4 + (-3.0,) * 4]
+    data = from_arrays(xs, test_fraction=0.0)
+    algorithm = evaluating(Model(torch.nn.Linear(1, 1), "reconstruction"), LocalSGD(), n_groups=2)
+    [after] = play(algorithm, Simulation(data), first(algorithm, Simulation(data)), 1)
+    assert metrics.adjusted_rand(after.state.assignment, torch.arange(8) // 4) == 1.0
+
+
+def test_a_survey_may_give_the_first_groups(federate, first, play):
+    # Groups that name the classes differently; answers of the survey stay as evidence.
+    data = blobs(n_groups=2, clients_per_group=5, n=60, d=4, n_classes=4)
+    model = Model(make("mlp", data, hidden=(8,)))
+    for known in ({"n_groups": 2}, {"max_groups": 4}):
+        algorithm, fed = CLoVE(model, STILL, first="survey", **known), federate(data)
+        [after] = play(algorithm, fed, first(algorithm, fed), 1)
+        assert metrics.adjusted_rand(after.state.assignment, data.truth) == 1.0
+        bank = len(next(iter(after.state.models.values())))
+        assert after.state.units.shape[1] > bank
+        assert after.state.repeats.tolist() == [0] * 10
+        [after] = play(algorithm, fed, after.state, 1, start=1)
+        assert metrics.adjusted_rand(after.state.assignment, data.truth) == 1.0

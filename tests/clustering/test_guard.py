@@ -1,0 +1,90 @@
+import torch
+
+from coterie import metrics
+from coterie.clustering.guard import clip, flat, loners, nearest
+from coterie.clustering.noise import weighted_ward
+
+TRUTH = torch.arange(20) // 5
+
+
+def vectors(seed=0):
+    """Four groups of five, losses around 1 and 2 with a noise of .02."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 2 - torch.eye(4)
+    return centres[TRUTH] + 0.02 * torch.randn(20, 4, generator=generator)
+
+
+def ones(x):
+    """Weights with which a noise of .02 has a deviation of 1."""
+    return torch.full_like(x, 2500.0, dtype=torch.float64)
+
+
+def test_nobody_is_a_loner_among_honest_clients():
+    for seed in range(20):
+        x = vectors(seed).double()
+        assert not loners(x, ones(x)).any()
+
+
+def test_a_client_ten_times_too_large_changes_nobodys_group():
+    losses = vectors()
+    losses[7] *= 10
+    bounded = clip(losses).double()
+    bounded -= bounded.mean(1, keepdim=True)
+    aside = loners(bounded, ones(bounded))
+    assert aside.sum() <= 1
+    labels = weighted_ward(bounded[~aside], ones(bounded[~aside])).labels(4)
+    honest = (torch.arange(20) != 7)[~aside]
+    assert metrics.adjusted_rand(labels[honest], TRUTH[~aside][honest]) == 1.0
+
+
+def test_losses_are_clipped_at_three_times_the_median():
+    assert clip(torch.tensor([[1.0, 50.0], [1.0, 2.0]])).tolist() == [[1.0, 4.5], [1.0, 2.0]]
+    negative = torch.tensor([[-5.0, 1.0], [-2.0, 30.0]])
+    assert torch.equal(clip(negative), negative)
+
+
+def test_liars_are_set_aside_and_told_the_nearest_group():
+    x = vectors().double()
+    x[3], x[12] = torch.tensor([5.0, -4.0, 5.0, -4.0]), torch.tensor([-6.0, 1.0, 2.0, 9.0])
+    aside = loners(x, ones(x))
+    assert aside.nonzero().flatten().tolist() == [3, 12]
+    labels = nearest(x, ones(x), TRUTH[~aside], aside)
+    assert torch.equal(labels[~aside], TRUTH[~aside])
+    assert ((labels >= 0) & (labels < 4)).all()
+
+
+def test_who_loses_alike_on_all_models_says_nothing():
+    losses = vectors()
+    assert not flat(losses).any()
+    losses[[3, 4, 5, 6]] = 1.7  # a fifth, all alike: they have company
+    assert not loners(losses.double(), ones(losses))[3:7].any()
+    assert flat(losses).nonzero().flatten().tolist() == [3, 4, 5, 6]
+    assert not flat(torch.ones(5, 3)).any()  # identical models: nobody says anything
+
+
+def test_what_noise_alone_makes_is_not_far():
+    # Second-nearest distances of a hundredth of the noise; one client a tenth of it away.
+    x = torch.tensor([[0.0], [0.01], [0.02], [0.01], [0.02], [0.1]]).double()
+    weight = torch.ones_like(x)
+    assert not loners(x, weight).any()
+    assert loners(x, weight, floor=0.0).tolist() == [False] * 5 + [True]
+
+
+def test_too_few_clients_have_no_loner():
+    x = torch.tensor([[0.0], [0.1], [90.0]]).double()
+    assert not loners(x, ones(x)).any()
+
+
+def test_clients_that_agree_to_the_last_bit_make_nobody_a_loner():
+    x = torch.zeros(9, 2).double()
+    x[8] = 1.0
+    assert not loners(x, ones(x), floor=0.0).any()
+
+
+def test_many_clients_are_compared_with_some(monkeypatch):
+    from coterie.clustering import guard
+
+    monkeypatch.setattr(guard, "OTHERS", 40)
+    x = torch.cat([vectors(seed) for seed in range(5)]).double()
+    x[3] = torch.tensor([5.0, -4.0, 5.0, -4.0])
+    assert loners(x, ones(x)).nonzero().flatten().tolist() == [3]
