@@ -102,55 +102,47 @@ def figure(curves: Sequence[Line]) -> "Figure":
         ax = pictures.axes_at(page, 0.95 + 5.6 * place, 0.75, 4.4, 2.85)
         _curve(ax, line)
         name = TITLES.get(line["name"], line["name"])
-        chosen = "no number fits" if line["chosen"] is None else f"groups: {line['chosen']}"
+        k = line["chosen"]
+        chosen = "no number fits" if k is None else f"{k} group{'s' if k > 1 else ''}"
         role = "" if line["decides"] or len(curves) == 1 else "  (does not decide)"
         pictures.headed(ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}"))
     return page
 
 
 def _curve(ax: "Axes", line: Line) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     colour = pictures.COLOURS[0] if line["decides"] else pictures.UNKNOWN
     points = [(k, v) for k, v in zip(line["ks"], line["values"], strict=True) if v is not None]
     ks, values = [k for k, _ in points], [v for _, v in points]
-    ax.plot(ks, values, color=colour, linewidth=1.8, marker="o", markersize=5, zorder=3)
-    wide = min(values) > 0 and max(values) / min(values) > 20
-    if wide:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
     most = list(line["threshold"])
     low, high = min([*values, *most]), max([*values, *most])
-    if wide:
-        ax.set_ylim(low * (low / high) ** 0.22, high * (high / low) ** 0.1)
-    else:
-        room = (high - low) or 1.0
-        ax.set_ylim(low - 0.25 * room, high + 0.1 * room)
-    ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.7)
+    ax.plot(ks, values, color=colour, linewidth=1.8, marker="o", markersize=5, zorder=3)
     if most:
-        ends = [line["ks"][0] - 0.5, *line["ks"], line["ks"][-1] + 0.7]
-        dashed = [most[0], *most, most[-1]]
-        ax.plot(ends, dashed, color=pictures.COLOURS[4], linewidth=1.2, linestyle="--", zorder=2)
-        ax.annotate(
-            f"noise: up to {most[-1]:.3g}", (ends[-1], most[-1]), (0, 4),
-            textcoords="offset points", ha="right", fontsize=9, color=pictures.COLOURS[4],
+        edge = [ks[0] - 0.5, *line["ks"], line["ks"][-1] + 0.5]
+        ax.plot(
+            edge, [most[0], *most, most[-1]], color=pictures.COLOURS[4], linewidth=1.3,
+            linestyle="--", zorder=2, label="up to here it is noise",
         )  # fmt: skip
+    if most and low > 0:  # ratios: the eye must see what lies around 1
+        ax.set_yscale("log")
+        ax.set_ylim(0.8 * low, 1.3 * max(high, 2.0))
+        ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     found = dict(points)
-    marks = [("runner_up", "runner-up", pictures.SOFT, "s", 8)]
-    marks.append(("chosen", "chosen", pictures.COLOURS[2], "o", 11))
-    for key, text, shade, marker, size in marks:
+    marks = [("chosen", pictures.COLOURS[2], "o", 12), ("runner_up", pictures.SOFT, "s", 8)]
+    for key, shade, marker, size in marks if line["chosen"] is not None else ():
         k = line[key]
-        if k not in found or (key == "runner_up" and line["chosen"] is None):
+        if k not in found:
             continue
-        ax.plot(k, found[k], marker=marker, markersize=size, color=shade, linestyle="", zorder=4)
-        close = key == "runner_up" and k in line["close"]
-        above = key == "runner_up" and line["chosen"] is not None and k < line["chosen"]
-        ax.annotate(
-            f"{text}{' (close)' if close else ''}: {k}", (k, found[k]), (0, 10 if above else -18),
-            textcoords="offset points", ha="left" if above or k == ks[0] else "center",
-            fontsize=10, color=shade, fontweight="bold" if key == "chosen" else "normal", zorder=5,
+        alike = " (not distinguishable)" if key == "runner_up" and k in line["close"] else ""
+        ax.plot(
+            k, found[k], marker=marker, markersize=size, color=shade, linestyle="", zorder=4,
+            label=f"{key.replace('_', '-')}: {k}{alike}",
         )  # fmt: skip
+    ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     ax.grid(visible=False, axis="x")
     ax.set_xlabel("number of groups")
+    ax.legend(loc="upper right", frameon=False, fontsize=10, labelcolor=pictures.INK)
