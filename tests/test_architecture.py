@@ -20,7 +20,7 @@ ARROWS = {
     "data": {"core"},
     "running": {"core", "metrics", "algorithms", "models", "data", "engines"},
     "report": {"core", "running"},
-    "deploy": {"core", "data", "engines", "running"},
+    "deploy": {"core", "algorithms", "data", "engines", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "advice": {"core", "clustering", "algorithms", "data", "engines", "report", "running"},

@@ -14,6 +14,7 @@ from torch import nn
 import coterie
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.model import Model
+from coterie.data import digits
 from coterie.fitted import Spot, fit_run, resume_run
 from coterie.running.build import build
 from small_runs import StopsAfter, content, described
@@ -361,8 +362,25 @@ def test_unknown_names_offer_the_nearest(wine, wine_fit):
         coterie.fit(wine_fit[1], "clowe")
     with pytest.raises(ConfigError, match="Did you mean 'min_group_size'"):
         coterie.fit(wine_fit[1], "clove", min_group_sze=2)
-    with pytest.raises(ConfigError, match="n_groups must be a number, because ifca cannot find it"):
-        coterie.fit(wine_fit[1], "ifca")
+
+
+def test_a_method_that_must_be_told_the_number_is_told_by_a_survey():
+    data = digits(n_clients=12, n_groups=3)
+    fit = coterie.fit(data, "ifca", rounds=1, compare=False)
+    assert fit.algorithm.n_groups == 3
+    assert fit.algorithm.first == "survey"
+    assert fit.summary["ari"] == 1
+    assert "n_groups=3, by a survey before training" in fit.notes[-1]
+
+
+def test_a_run_that_chooses_the_number_keeps_the_evidence(tmp_path):
+    data = digits(n_clients=12, n_groups=3)
+    fit = coterie.fit(data, "survey", rounds=1, compare=False, out=tmp_path / "run")
+    conditional, joint = fit.summary["evidence"]
+    assert (conditional["chosen"], conditional["decides"], joint["decides"]) == (3, True, False)
+    assert coterie.load(tmp_path / "run").summary["evidence"] == fit.summary["evidence"]
+    given = coterie.fit(data, "survey", n_groups=3, rounds=1, compare=False)
+    assert "evidence" not in given.summary
 
 
 # What is kept

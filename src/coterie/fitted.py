@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.advice import advise
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, find, grow, name_of, state_type
 from coterie.core.client import Batch, Client
@@ -292,7 +293,8 @@ def fit(
         Name of a network ("linear", "mlp", "cnn"), a dict of name and options, an `nn.Module`, or
         nothing: chosen from the kind of data.
     n_groups
-        Number of groups, or "auto": the method finds it, up to 10.
+        Number of groups, or "auto": found, up to 10, by the method, which begins with a survey; or,
+        where the method must be told it, by `advise`.
     local
         Options of local training; default Adam with 0.01, batches of 32, one pass per round.
     out
@@ -304,6 +306,9 @@ def fit(
     """
     if model is None and isinstance(algorithm, str) and _has_model(algorithm):
         data = with_note(data, f"Model '{suggested(data)}', chosen from the kind of data.")
+    if isinstance(algorithm, str) and "n_groups" not in options:
+        data, survey = counted(data, algorithm, n_groups, model, seed)
+        n_groups, options = None if survey else n_groups, {**survey, **options}
     tables, given = _tables(data, algorithm, model, n_groups, local, options)
     tables["run"] = {"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})}
     ready = build(tables, data=data, **given)
@@ -447,7 +452,22 @@ def default_groups(
         return {"n_groups": n_groups}
     if "max_groups" not in known:
         raise ConfigError(f"{name}: n_groups must be a number, because {name} cannot find it.")
-    return {"max_groups": max(2, min(10, n_clients - 1))}
+    first = {"first": "survey"} if "first" in known else {}  # the right groups from the start
+    return {"max_groups": max(2, min(10, n_clients - 1)), **first}
+
+
+def counted(
+    data: FederatedData, name: str, n_groups: int | str | None, model: Any = None, seed: int = 0
+) -> tuple[FederatedData, dict[str, Any]]:
+    """The number of groups of a method that cannot find it, by a survey; with a note of it."""
+    known = {field.name for field in fields(find(name))}
+    if n_groups != "auto" or "n_groups" not in known or "max_groups" in known:
+        return data, {}
+    advice = advise(data, model=model, seed=seed)
+    k = advice.n_groups or int(advice.evidence["proposal"])
+    note = f"n_groups={k}, by a survey before training ({advice.kind}); see coterie advise."
+    first = {"first": "survey"} if "first" in known else {}
+    return with_note(data, note), {"n_groups": k, **first}
 
 
 def with_note(data: FederatedData, note: str) -> FederatedData:

@@ -41,7 +41,7 @@ NETWORKS = 16
 Lens: TypeAlias = Literal["auto", "conditional", "joint"]
 
 
-class Survey:
+class Question:
     """The question as a task: losses of seeded networks, class by class.
 
     Parameters
@@ -59,6 +59,7 @@ class Survey:
 
     def __init__(self, method: Any, lens: Lens = "auto", n_classes: int | None = None) -> None:
         self.__self__, self.lens, self.n_classes = method, lens, n_classes
+        self.described = {"name": self.__name__, "lens": lens, "n_classes": n_classes}
 
     def __call__(self, client: Client, seed: Tensor, networks: Tensor) -> dict[str, Tensor]:
         model: Model = self.__self__.model
@@ -111,7 +112,7 @@ def ask(
     n_classes: int | None = None,
 ) -> tuple[Ids, Answers | None]:
     """Who answered with numbers, and what they said; None if nobody did."""
-    task = Survey(method, lens, n_classes)
+    task = Question(method, lens, n_classes)
     ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
     if not len(ids):
         return ids, None

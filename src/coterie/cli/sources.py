@@ -29,13 +29,15 @@ def described(
 
     from coterie import algorithms  # noqa: F401 - lists the methods
     from coterie.core.algorithm import find
-    from coterie.fitted import default_groups, default_local, suggested
+    from coterie.fitted import counted, default_groups, default_local, suggested
     from coterie.running.build import make_data
 
     made = make_data(source)
+    _, found = counted(made, algorithm, groups)
     known = {field.name for field in fields(find(algorithm))}
+    found = found or default_groups(algorithm, known, groups, len(made))
     return {
-        "algorithm": {"name": algorithm, **default_groups(algorithm, known, groups, len(made))},
+        "algorithm": {"name": algorithm, **found},
         "model": {"name": suggested(made)},
         "local": default_local(),
         "data": source,

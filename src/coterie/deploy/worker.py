@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.algorithms.seeded import Question
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm
 from coterie.core.client import Client, TaskInfo
@@ -158,12 +159,14 @@ class Room:
         return row(sent, 0)
 
     def _task(self, described: dict[str, Any]) -> Any:
-        """A task by name: one of the method's own, or one of the examiner's."""
+        """A task by name: one of the method's own, the examiner's, or a survey."""
         name = described["name"]
         if name == "exam":
             return Score(self.algorithm, described["kind"], described["split"], False)
         if name == "labels":
             return LabelCounts(self.algorithm, described["n_classes"])
+        if name == Question.__name__:
+            return Question(self.algorithm, described["lens"], described["n_classes"])
         if name == "deliver":
             return Keep(self.algorithm, self.folder / "model", self.setup)
         if not hasattr(getattr(type(self.algorithm), name, None), "__task__"):
