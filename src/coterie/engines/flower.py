@@ -79,20 +79,18 @@ class GridLink:
 
 def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: Path) -> ServerApp:
     """A Flower server app that runs what stands in a folder (see `coterie.deploy`)."""
-    app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         serve(GridLink(grid), folder, context.run_config)
 
+    app = ServerApp()
+    app.main()(main)
     return app
 
 
 def client_app() -> ClientApp:
     """A Flower client app that hands every message to the worker beside its node."""
-    app = ClientApp()
 
-    @app.query("coterie")
     def relay(message: Message, context: Context) -> Message:
         asked = from_records(message.content)
         # Past the deadline nobody waits, and the node must be free for the next message.
@@ -100,6 +98,8 @@ def client_app() -> ClientApp:
         home = Path(str(context.node_config["home"]))
         return Message(to_records(ask_worker(home, asked, seconds)), reply_to=message)
 
+    app = ClientApp()
+    app.query("coterie")(relay)
     return app
 
 
@@ -107,4 +107,5 @@ def clientapp() -> Callable[[], None]:
     """Flower's command `flwr-clientapp`, loaded and ready, with the relay's own modules."""
     from flwr.supernode.cli import flwr_clientapp
 
-    return flwr_clientapp
+    run: Callable[[], None] = flwr_clientapp
+    return run
