@@ -38,7 +38,7 @@ from coterie.engines import Simulation
 from coterie.running.evaluation import components
 
 Make = Callable[[int], FederatedData]
-FIRST = 700  # seeds from here on were never used for a choice
+FIRST = 700  # seeds from here on were never used for a choice; see --first
 
 
 def fit(method: Algorithm, data: FederatedData, seed: int) -> tuple[Simulation, Any]:
@@ -330,12 +330,14 @@ def bar_9(seeds: int) -> list[Any]:
         n = rng.integers(20, 60, len(true)).astype(float)
         centres = mu[true] + rng.normal(size=(len(true), d)) / np.sqrt(n)[:, None]
         clients = np.repeat(np.arange(2000), 5)
-        began = time.process_time()  # of one core, whoever else is at work
+        began, wall = time.process_time(), time.perf_counter()
         got = merging.merge(n, centres, np.ones(len(n)), clients)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - began  # of one core, whoever else is at work
+        wall = time.perf_counter() - wall
         ari = adjusted_rand_score(true, got.labels)
         text = (
-            f"10,000 components, d = {d}: {seconds:.1f} s, K {got.labels.max() + 1}, ARI {ari:.3f}"
+            f"10,000 components, d = {d}: {seconds:.1f} s ({wall:.1f} s by the clock), "
+            f"K {got.labels.max() + 1}, ARI {ari:.3f}"
         )
         out.append(verdict(text, ari == 1 and (most is None or seconds < most)))
     data = mixture_tight(100, 20, 50, 300, 6.0, 8, 8, seed=FIRST)
@@ -458,9 +460,12 @@ SEEDS = {4: 5, 7: 5, 9: 1, 12: 5}
 
 
 def main() -> None:
+    global FIRST
     parser = options(__doc__, 10)
     parser.add_argument("--bar", type=int, nargs="*", default=list(BARS), choices=list(BARS))
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
     arguments = parser.parse_args()
+    FIRST = arguments.first
     figures = {}
     for number in arguments.bar:
         seeds = min(arguments.seeds, SEEDS.get(number, arguments.seeds))

@@ -218,7 +218,7 @@ def judged(algorithm: FedGMI, fed: Simulation, state: Any, mixed: Mixed) -> dict
             batch = Batch(x, y, torch.ones(n).bool(), torch.ones(n))
             scores = torch.cat(
                 [
-                    algorithm._nats_of(vaes, Batch(*(leaf[a : a + 2000] for leaf in batch)))
+                    algorithm.nats_of(vaes, Batch(*(leaf[a : a + 2000] for leaf in batch)))
                     for a in range(0, n, 2000)
                 ]
             )
@@ -283,7 +283,7 @@ def draw(
 
 def decoded(algorithm: FedGMI, state: Any, m: int = 6) -> Tensor:
     """Samples drawn from every VAE, the same codes each time: [k, m, c, h, w]."""
-    code = normal(seed_key(0), (m, algorithm._latent))
+    code = normal(seed_key(0), (m, algorithm.latent))
     with torch.no_grad():
         shown = [
             pixels(algorithm.vae.apply(row(state.vaes, j), {"code": code}), algorithm.vae.loss)

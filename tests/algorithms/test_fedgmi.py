@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.algorithms import divisions, starts
 from coterie.algorithms.fedgmi import ANCHORS, DONE, MOMENTS, ROUNDS, STAGES, WARM, FedGMI
 from coterie.checks import tiny
 from coterie.core import LocalSGD, Model
@@ -296,13 +297,13 @@ def test_shares_that_mean_nothing_are_noticed_and_started_again():
     chance = 0.5 + 4 / 60 * normal(seed_key(1), (12,), torch.float64)
     vague = state._replace(own=torch.stack([chance, 1 - chance], 1))
     with pytest.warns(UserWarning, match="hardly vary .* Starting again from moments"):
-        state, _ = method._sound(fed, vague)
+        state, _ = method.sound(fed, vague)
     assert int(state.stage) == MOMENTS
     assert bool(state.restarted)
     state, stages = quietly(method, fed, rounds=3, state=state)
     assert stages == ["moments", "anchors", "rounds"]
     with pytest.warns(UserWarning, match="hardly vary .* Components may look alike"):
-        method._sound(fed, vague._replace(restarted=torch.tensor(True)))
+        method.sound(fed, vague._replace(restarted=torch.tensor(True)))
 
 
 def test_the_published_start_finds_two_pure_clients():
@@ -317,7 +318,7 @@ def test_the_published_start_finds_two_pure_clients():
 class Exact(FedGMI):
     """FedGMI whose density models are exact: normal around a centre, variance one."""
 
-    def _nats_of(self, vaes, batch):
+    def nats_of(self, vaes, batch):
         return 0.5 * (batch.x - vaes["centre"]).square()
 
 
@@ -344,7 +345,7 @@ def test_gain_prefers_models_that_explain_the_mixtures():
     bank = {"centre": torch.tensor([3.0, 0.0, -5.0, 6.0, 2.5])}  # the middle is the best single
     _, alone = fed.map(method.gain, bank, torch.arange(5)[:, None], to=fed.everyone())
     assert int(alone["gain"].mean(0).argmax()) == 0
-    assert sorted(method._gained(fed, bank, 2)) == [1, 3]
+    assert sorted(starts.gained(method, fed, bank, 2)) == [1, 3]
 
 
 @pytest.mark.parametrize("offset", ["none", "tail"])
@@ -391,9 +392,9 @@ def test_totals_match_the_target():
     state, _ = quietly(method, fed, rounds=6)
     target = torch.tensor([0.35, 0.65]).double()
     fed.begin(7)
-    ids, state = method._score(fed, state, fed.everyone(), joint=False)
-    reply = method._survey(fed, ids, state)
-    state, reply = method._balance(fed, ids, state, target, reply)
+    ids, state = divisions.score(method, fed, state, fed.everyone(), joint=False)
+    reply = divisions.survey(method, fed, ids, state)
+    state, reply = divisions.balance(method, fed, ids, state, target, reply)
     total = reply["histogram"].sum((0, 2)) / reply["histogram"].sum()
     assert float((total - target).abs().max()) <= 0.005
 
