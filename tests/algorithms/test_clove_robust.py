@@ -139,15 +139,14 @@ def test_absent_clients_weigh_nothing(federate, two_groups, scalar, half, bank, 
     assert after.state.assignment.tolist() == [0] * 5 + [1] * 5
 
 
-def test_a_part_of_the_clients_need_not_hold_all_groups(
-    federate, two_groups, scalar, half, bank, first, play, mute
+def test_fewer_participants_than_groups_may_stand_alone(
+    federate, points, scalar, half, bank, first, play
 ):
-    # All of the second group are silent: two groups are known, and one is here.
-    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups)
-    state = first(algorithm, fed, models=bank(1, 8))
-    mute(fed, [5, 6, 7, 8, 9], task="losses")
-    [after] = play(algorithm, fed, state, 1)
-    assert after.state.assignment.tolist() == [0] * 5 + [-1] * 5
+    # Three clients far apart, four groups known: no two of them are one.
+    clients = [around(centre, -0.5, 0.5, -0.3, 0.3) for centre in (0.0, 10.0, 30.0)]
+    algorithm, fed = evaluating(scalar, half, n_groups=4), federate(points(*clients))
+    [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8, 33, 70)), 1)
+    assert after.state.assignment.tolist() == [0, 1, 2]
 
 
 def test_late_clients_join_with_no_past(federate, two_groups, scalar, half, bank, first, play):

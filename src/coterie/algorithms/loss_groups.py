@@ -126,10 +126,8 @@ def recluster(
     if fed.round == 0 and method.first != "evaluation":
         state, group = first_groups(method, fed, state, cohort, losses.shape[1])
         return groups.noted(state, cohort, group, dealt=True), None
-    # A part of the clients need not have all groups among them.
-    k = method.n_groups if method.published or len(cohort) == fed.n_clients else None
     limit, seed = method.n_groups or losses.shape[1], int(fed.key("kmeans")) & 0x7FFFFFFF
-    found = find_groups(method, losses, x, weight, k, limit, seed)
+    found = find_groups(method, losses, x, weight, method.n_groups, limit, seed)
     rest, now = ~found.aside, slice(-losses.shape[1], None)  # of all columns those of this round
     apart = cliff(x[rest, now], weight[rest, now], found.labels[rest])
     settled = bool((state.assignment[cohort] == found.group).all())

@@ -115,14 +115,14 @@ def _number(
     rules: Rules, tree: noise.Ward | None, points: Tensor, limit: int
 ) -> tuple[int, Tensor]:
     """How many groups, and the curve it was read off."""
+    most = min(len(points), limit)
     if rules.choose == "noise" and tree is not None:
         choice = noise.choose_k(tree.ratio, limit, rules.threshold)
         curve = _curve(range(1, len(choice.ratio) + 1), choice.ratio, choice.k)
         # No number explains the scatter: the best silhouette, without a margin.
-        most = max(min(limit, len(points) - 1), 1)
-        return choice.k or choose_k(points, most, tolerance=0.0).k, curve
+        k = choice.k or choose_k(points, most, tolerance=0.0, replicate=rules.replicate).k
+        return k, curve
     rule: Literal["silhouette", "elbow"] = "elbow" if rules.choose == "elbow" else "silhouette"
-    most = min(len(points), limit)
     found = choose_k(points, most, 2, rule, rules.tolerance, rules.replicate)
     return found.k, _curve(found.ks, found.scores, found.k)
 
