@@ -51,6 +51,7 @@ CASES = {
     "ls1": (5, 5, "labels"),
     "ls3": (5, 5, "labels"),
     "ls4": (10, 5, "labels"),
+    "ls3-even": (5, 5, "labels"),  # the same without unequal shares of the classes a group has
     "rot4-shares": (4, 6, "meaning"),
     "shares": (1, 25, "client by client"),
 }
@@ -60,22 +61,27 @@ SIZES = ("500", "100", "50-500")
 # data
 
 
-def label_shares(case: str, group: int, generator: torch.Generator) -> Tensor:
-    """Label shares of one client."""
-    even = torch.full((10,), 0.1)
+def group_shares(case: str, n_groups: int, generator: torch.Generator) -> Tensor:
+    """Label shares of each group: [groups, 10]."""
     if case == "ls1":
-        return torch.eye(10)[[2 * group, 2 * group + 1]].mean(0)
-    if case == "ls3":
-        own = torch.zeros(10)
-        own[list(LABEL_SKEW_3[group])] = 1.0
-        return own / own.sum()
+        return torch.eye(10).reshape(5, 2, 10).mean(1)
     if case == "ls4":
-        rest = torch.full((10,), 0.334 / 9)
-        rest[group] = 0.666
-        return rest
-    if "shares" in case:
-        return torch._sample_dirichlet(torch.ones(10), generator)
-    return even
+        return torch.eye(10) * 0.666 + (1 - torch.eye(10)) * 0.334 / 9
+    owned = torch.ones(n_groups, 10)
+    if case.startswith("ls3"):  # a group lacks one class, or none
+        owned = torch.zeros(5, 10)
+        for group, classes in enumerate(LABEL_SKEW_3):
+            owned[group, list(classes)] = 1.0
+    if case != "ls3":
+        return owned / owned.sum(1, keepdim=True)
+    reserve, shares = 0.05, torch.zeros(5, 10)  # as published: Dirichlet(.5) beside a reserve
+    while shares.sum(1).min() < 1.0:  # a tenth of the images for each group
+        reserve += 0.05
+        for c in range(10):
+            own = owned[:, c].nonzero().flatten()
+            drawn = torch._sample_dirichlet(torch.full((len(own),), 0.5), generator)
+            shares[own, c] = reserve / len(own) + (1 - reserve) * drawn
+    return shares / shares.sum(1, keepdim=True)
 
 
 def n_samples(size: str, generator: torch.Generator) -> int:
@@ -93,10 +99,13 @@ def images(name: str, case: str, size: str, seed: int) -> FederatedData:
     rows = [own[torch.randperm(len(own), generator=generator)] for own in rows]
     taken = [0] * 10
     n_groups, per_group, _ = CASES[case]
+    shares = group_shares(case, n_groups, generator)
     xs, ys, truth = [], [], []
     for client in range(n_groups * per_group):
         group = client // per_group
-        share = label_shares(case, group, generator)
+        share = shares[group]
+        if "shares" in case:
+            share = torch._sample_dirichlet(torch.ones(10), generator)
         n = n_samples(size, generator)
         label = torch.multinomial(share, n, replacement=True, generator=generator)
         index = torch.empty(n, dtype=torch.int64)
