@@ -20,6 +20,7 @@ METHODS = {
     "fedavg": {},
     "ifca": {},
     "clove": {},
+    "survey": {},
     "local_only": {},
     "fedsoft": {"algorithm": {"n_groups": 2}},
     "kfed": {"algorithm": {"n_clusters": 4, "n_components": 2}},
@@ -79,6 +80,12 @@ def test_messages_give_the_bits_of_the_wire_engine(method, tmp_path):
     )
     assert same(rounds(ready.algorithm, fed, 3), rounds(ready.algorithm, simulated, 3))
     assert fed.traffic.total() == simulated.traffic.total()
+
+
+def test_real_clients_answer_a_survey_for_another_method(tmp_path):
+    ready, _, fed = remote(plain("ifca", {"algorithm": {"first": "survey"}}), tmp_path)
+    simulated = Simulation(ready.data, stack=False, wire=True, chunk=64)
+    assert same(rounds(ready.algorithm, fed, 1), rounds(ready.algorithm, simulated, 1))
 
 
 def test_a_row_of_a_bank_that_a_client_has_is_named_not_sent(tmp_path):

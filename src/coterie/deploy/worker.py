@@ -165,7 +165,7 @@ class Room:
             return Score(self.algorithm, described["kind"], described["split"], False)
         if name == "labels":
             return LabelCounts(self.algorithm, described["n_classes"])
-        if name == Question.__name__:
+        if name == "survey":
             return Question(self.algorithm, described["lens"], described["n_classes"])
         if name == "deliver":
             return Keep(self.algorithm, self.folder / "model", self.setup)
