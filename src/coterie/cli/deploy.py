@@ -67,6 +67,10 @@ def up(
     host: Annotated[
         str, typer.Option(help="Address to listen on; others reach this machine only if told.")
     ] = "127.0.0.1",
+    also: Annotated[
+        str | None,
+        typer.Option(help="Further names of this machine in the certificate, with commas."),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink; default: any.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and node keys; only on this machine.")
@@ -78,7 +82,7 @@ def up(
 
       coterie deploy up trial --clients 4
 
-      coterie deploy up server --host 10.0.0.5 --port 8443
+      coterie deploy up server --host 10.0.0.5 --port 8443 --also server.example.org
     """
     from coterie.core.errors import ConfigError
     from coterie.deploy.local import Deployment as Local
@@ -96,6 +100,7 @@ def up(
         if clients > len(chosen):
             raise ConfigError(f"The run file's data have {len(chosen)} clients. Got {clients}.")
         chosen = chosen[:clients]
+    local.also = also.split(",") if also else []
     address = local.up(chosen, data, host=host, port=port, insecure=insecure)
     kind = "without TLS" if insecure else "with TLS and node keys"
     print(f"SuperLink at {address['superlink']}, {kind}; {len(chosen)} nodes.")

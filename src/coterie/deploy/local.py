@@ -37,6 +37,7 @@ class Deployment:
         self.keys = self.state / "keys"
         self.home = self.state / "flower"
         self.out = self.folder / "run"  # the run folder
+        self.also: list[str] = []  # further names of this machine in the certificate
 
     # starting
 
@@ -66,7 +67,8 @@ class Deployment:
         self.state.mkdir(exist_ok=True, mode=0o700)
         self.keys.mkdir(exist_ok=True, mode=0o700)
         if not insecure and not (self.keys / "server.crt").exists():
-            certificates(self.keys, [host, "127.0.0.1", "localhost"])
+            names = dict.fromkeys([host, *self.also, "127.0.0.1", "localhost"])
+            certificates(self.keys, [name for name in names if name != "0.0.0.0"])
         if not (self.keys / "superexec.secret").exists():
             secret(self.keys / "superexec.secret")
         near = "127.0.0.1" if host == "0.0.0.0" else host
