@@ -103,7 +103,7 @@ def test_a_row_of_a_bank_that_a_client_has_is_named_not_sent(tmp_path):
 
 
 def test_a_worker_that_was_restarted_is_sent_again_what_it_lacks(tmp_path):
-    ready, link, fed = remote(plain("clove", {}), tmp_path)
+    ready, link, fed = remote(plain("clove", {}), tmp_path, deadline=60.0)
     whole = rounds(ready.algorithm, remote(plain("clove", {}), tmp_path / "b")[2], 2)
     count = {"n": 0}
 
