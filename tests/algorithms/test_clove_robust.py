@@ -349,3 +349,20 @@ def test_a_survey_may_give_the_first_groups(federate, first, play):
         assert after.state.repeats.tolist() == [0] * 10
         [after] = play(algorithm, fed, after.state, 1, start=1)
         assert metrics.adjusted_rand(after.state.assignment, data.truth) == 1.0
+
+
+def test_losses_do_not_take_back_what_a_survey_showed(points, scalar, half, bank, first, play):
+    # Everybody is alike to the losses, and a survey has found two groups.
+    clients = [around(0.0, -1.0, 1.0, *(o * (1 + 0.1 * i) for o in (-0.5, 0.5))) for i in range(8)]
+    found = {}
+    for start in ("survey", "random"):
+        algorithm = CLoVE(scalar, half, max_groups=3, first=start)
+        fed = Simulation(points(*clients))
+        state = first(algorithm, fed, models=bank(1, 8, -3))
+        state = state._replace(assignment=torch.arange(8) % 2)
+        [after] = play(algorithm, fed, state, 1, start=1)
+        [curve] = algorithm.curves(after.state)
+        found[start] = after.info["groups_used"], curve.chosen, curve.note
+    assert found["random"][:2] == (1, 1)
+    assert found["survey"][:2] == (2, 2)
+    assert "losses alone show 1" in found["survey"][2]

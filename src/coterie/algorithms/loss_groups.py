@@ -127,7 +127,9 @@ def recluster(
         state, group = first_groups(method, fed, state, cohort, losses.shape[1])
         return groups.noted(state, cohort, group, dealt=True), None
     limit, seed = method.n_groups or losses.shape[1], int(fed.key("kmeans")) & 0x7FFFFFFF
-    found = find_groups(method, losses, x, weight, method.n_groups, limit, seed)
+    had = state.assignment[cohort]
+    least = len(had[had >= 0].unique()) if method.first == "survey" else 1
+    found = find_groups(method, losses, x, weight, method.n_groups, limit, seed, least)
     rest, now = ~found.aside, slice(-losses.shape[1], None)  # of all columns those of this round
     apart = cliff(x[rest, now], weight[rest, now], found.labels[rest])
     settled = bool((state.assignment[cohort] == found.group).all())

@@ -79,6 +79,7 @@ def find_groups(
     k: int | None,
     limit: int,
     seed: int = 0,
+    least: int = 1,
 ) -> Found:
     """Set loners aside, cluster the rest, and match the clusters to models.
 
@@ -88,6 +89,7 @@ def find_groups(
     x, weight : shape [m, d], the vectors that are clustered and the precision of their entries.
     k : number of groups; None: chosen.
     limit : largest number considered.
+    least : what a chosen number must not fall below; a survey may see more than losses do.
     """
     aside = torch.zeros(len(x), dtype=torch.bool)
     if rules.guard:
@@ -98,11 +100,11 @@ def find_groups(
     if rules.clustering == "weighted":
         tree = noise.weighted_ward(points, weights)
         if k is None or k > len(points):
-            k, curve = _number(rules, tree, points, limit)
+            k, curve = _number(rules, tree, points, limit, least)
         labels = tree.labels(k)
     else:
         if k is None or k > len(points):
-            k, curve = _number(rules, None, points, limit)
+            k, curve = _number(rules, None, points, limit, least)
         labels = (kmeans(points, k, seed) if rules.clustering == "kmeans" else ward(points, k))[0]
     labels = merge_small(points, labels, rules.min_group_size)
     model = match_models(losses[~aside], labels, rules.matching)  # by losses, whatever the vectors
@@ -112,16 +114,17 @@ def find_groups(
 
 
 def _number(
-    rules: Rules, tree: noise.Ward | None, points: Tensor, limit: int
+    rules: Rules, tree: noise.Ward | None, points: Tensor, limit: int, least: int
 ) -> tuple[int, Tensor]:
     """How many groups, and the curve it was read off."""
     most = min(len(points), limit)
     if rules.choose == "noise" and tree is not None:
         choice = noise.choose_k(tree.ratio, limit, rules.threshold)
-        curve = _curve(range(1, len(choice.ratio) + 1), choice.ratio, choice.k)
         # No number explains the scatter: the best silhouette, without a margin.
         k = choice.k or choose_k(points, most, tolerance=0.0, replicate=rules.replicate).k
-        return k, curve
+        k = min(max(k, least), most)
+        ks = range(1, len(choice.ratio) + 1)
+        return k, _curve(ks, choice.ratio, k if choice.k is not None else None)
     rule: Literal["silhouette", "elbow"] = "elbow" if rules.choose == "elbow" else "silhouette"
     found = choose_k(points, most, 2, rule, rules.tolerance, rules.replicate)
     return found.k, _curve(found.ks, found.scores, found.k)
@@ -141,7 +144,12 @@ def explained(
     ks, values = tuple(curve[:, 0].long().tolist()), tuple(curve[:, 1].tolist())
     if rule == "noise":
         ratio = torch.cat([curve[:, 1], curve.new_tensor([torch.nan])])
-        return [noise.curve(noise.choose_k(ratio, len(ks), threshold), "losses")]
+        found = noise.curve(noise.choose_k(ratio, len(ks), threshold), "losses")
+        used = int(curve[curve[:, 2] == 1, 0].sum())
+        if found.chosen is not None and used > found.chosen:
+            note = f"losses alone show {found.chosen}; the survey before training showed {used}"
+            found = found._replace(chosen=used, runner_up=found.chosen, close=(), note=note)
+        return [found]
     chosen = int(curve[curve[:, 2] == 1, 0].sum()) or 1
     name = "silhouette" if rule == "silhouette" else "sum of squares"
     if rule == "elbow":
@@ -150,8 +158,8 @@ def explained(
     others = sorted((k for k in ks if k != chosen), key=lambda k: -values[ks.index(k)])
     close = tuple(k for k in others if values[ks.index(k)] >= best - tolerance * abs(best))
     note = "a silhouette cannot say that there is one group"
-    found = chosen, others[0] if others else None, close
-    return [Curve("losses", name, ks, values, *found, note=note)]
+    read = chosen, others[0] if others else None, close
+    return [Curve("losses", name, ks, values, *read, note=note)]
 
 
 def match_models(losses: Tensor, labels: Tensor, matching: Literal["mincost", "none"]) -> Tensor:
