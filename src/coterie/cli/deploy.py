@@ -204,6 +204,9 @@ def key(
       coterie deploy key ~/site-3
     """
     from coterie.core.errors import ConfigError
+    from coterie.deploy.processes import tool
+
+    tool("flwr")  # says what to install, if it is not there
     from coterie.deploy.keys import node_key
 
     if path.exists():

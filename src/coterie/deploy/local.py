@@ -61,6 +61,7 @@ class Deployment:
 
         Apart from the SuperLink, the server app outlives its restart.
         """
+        tool("flower-superlink")  # says what to install, if it is not there
         from coterie.deploy.keys import certificates, secret
 
         port = port or free_port("127.0.0.1" if host == "0.0.0.0" else host)
