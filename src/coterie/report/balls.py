@@ -159,6 +159,7 @@ def convergence_picture(curves: Mapping[str, Array], out: str | Path) -> Path:
                 label=name,
             )
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.0e}")  # plain: powers would be set as mathematics
         axes.set_xlabel("round")
         axes.set_ylabel("farthest centre, in standard deviations")
         axes.set_title("Distance to the fixed point", loc="left", fontsize=13)

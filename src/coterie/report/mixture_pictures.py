@@ -91,14 +91,17 @@ def eigenvalue_picture(
     limits = [float(value) for value in thresholds[: len(shown)]]
     beyond = next((i for i, v in enumerate(limits) if shown[i] <= v), len(limits))
     with _page(6.5, 3.6, out) as page:
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         axes = page.subplots()
         colours = [COLOURS[0] if i < beyond else "#B5B5B5" for i in range(len(shown))]
         axes.bar(range(1, len(shown) + 1), shown, color=colours, width=0.7)
         places = range(1, len(limits) + 1)
         axes.plot(places, limits, color=COLOURS[4], marker="_", label="99 % of chance")
         axes.set_yscale("log")
-        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formatter("{x:g}")  # plain numbers: powers would be set as mathematics
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")  # plain numbers: powers would be mathematics
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xticks(range(1, len(shown) + 1))
         axes.set_xlabel("direction")
         axes.set_ylabel("eigenvalue (1: chance)")
