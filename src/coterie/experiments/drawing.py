@@ -54,7 +54,7 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
     parts = list(dict.fromkeys(entry.part for entry in recipe.entries))
     columns = list(dict.fromkeys(entry.column for entry in recipe.entries))
     rows = [list(dict.fromkeys(e.row for e in recipe.entries if e.part == p)) for p in parts]
-    heights = [0.9 + 0.27 * len(own) for own in rows]
+    heights = [1.1 + 0.27 * len(own) for own in rows]
     page = _page(2.2 + 3.4 * len(columns), 0.9 + sum(heights), f"{recipe.paper}, {recipe.title}")
     grid = page.subplots(len(parts), len(columns), squeeze=False, height_ratios=heights)
     for i, part in enumerate(parts):
@@ -62,7 +62,9 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
             own = {e.row: e for e in recipe.entries if (e.part, e.column) == (part, column)}
             axes = grid[i][j]
             _panel(axes, own, rows[i], recipe, plan)
-            axes.set_title(f"{part}, {column}".strip(", "), fontsize=10, color=INK, loc="left")
+            # Above all of its panels a block's name has room; beside one it has not.
+            title = f"{part if not j else ''}\n{column}" if column and part else part or column
+            axes.set_title(title, fontsize=10, color=INK, loc="left")
             if j:
                 axes.set_yticklabels([])
     page.legend(handles=_key(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
