@@ -1,42 +1,26 @@
 """Methods that cluster samples around centres: rounds by hand."""
 
+import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from coterie.algorithms import FederatedCMeans, FederatedKMeans, KFed
+from coterie.core.algorithm import play
 from coterie.core.errors import ConfigError, TaskError
-from coterie.core.tree import row
 from coterie.data.mixture import mixture_tight
 from coterie.engines import Simulation
+from coterie.running.evaluation import components
 from tiny import points, rounds
 
 
-def agreement(method, data, seed=0, n=40):
+def agreement(method, data, seed=0):
     """ARI of everybody's samples together, after the method is done."""
     fed = Simulation(data, seed)
-    fed.begin(-1)
-    state = method.init(fed)
-    for number in range(n):
-        fed.begin(number)
-        state, _ = method.step(fed, state)
-        fed.commit()
-        if method.done(state):
-            break
-    found, truth = [], []
-    for i in range(len(data)):
-        batch = row(data.gather("train", torch.tensor([i])), 0)
-        given = method.deploy(state, fed.everyone())
-        own = fed._client(_Call(), torch.tensor([i]), {})
-        own = row(own, 0)._replace(state=fed.memory.get(i))
-        found.append(method.predict(method.personalise(own, given), batch.x).argmax(1))
-        truth.append(batch.y)
-    return adjusted_rand_score(torch.cat(truth), torch.cat(found))
-
-
-class _Call:
-    key = torch.tensor(0)
+    state = list(play(method, fed))[-1][0]
+    found, truth = components(method, fed, state, data)
+    return adjusted_rand_score(np.concatenate(truth), np.concatenate(found))
 
 
 def test_kfed_by_hand(engine):

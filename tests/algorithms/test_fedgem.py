@@ -13,6 +13,7 @@ from coterie.checks.trial import Watched
 from coterie.clustering import mixtures
 from coterie.clustering.mixtures import Mixture
 from coterie.clustering.privacy import noise_for
+from coterie.core.algorithm import play
 from coterie.core.errors import ConfigError, TaskError
 from coterie.core.tree import row
 from coterie.data.mixture import federate, mixture_sensitivity, mixture_tight
@@ -21,18 +22,9 @@ from coterie.engines.faults import Faults
 from tiny import points, rounds
 
 
-def played(algorithm, fed, n=None):
-    """The state after n rounds, or when it is done."""
-    fed.begin(-1)
-    state = algorithm.init(fed)
-    fed.commit()
-    number = 0
-    while number < n if n is not None else not algorithm.done(state):
-        fed.begin(number)
-        state, _ = algorithm.step(fed, state)
-        fed.commit()
-        number += 1
-    return state
+def played(algorithm, fed):
+    """The state when it is done."""
+    return list(play(algorithm, fed))[-1][0]
 
 
 def labels(algorithm, fed, state, data):
