@@ -16,6 +16,7 @@ from coterie.core.algorithm import (
     grow,
     name_of,
     per_client_fields,
+    play,
     register,
     state_type,
 )
@@ -116,3 +117,18 @@ def test_an_example_takes_what_a_problem_has():
     model = mean_model()
     example = Mine.example(SimpleNamespace(model=model, n_clients=4))
     assert example == Mine(model)
+
+
+def test_a_run_in_memory_is_played_to_its_end():
+    class Counts(Mine):
+        """Is done after three rounds."""
+
+        def step(self, fed: Any, state: State) -> Any:
+            return state._replace(models=state.models + 1), {"round": fed.round}
+
+        def done(self, state: State) -> bool:
+            return bool(state.models[0] >= 3)
+
+    seen = list(play(Counts(mean_model()), Simulation(points([0.0], [1.0]), 0)))
+    assert [float(state.models[0]) for state, _ in seen] == [0, 1, 2, 3]
+    assert [info for _, info in seen] == [{}, {"round": 0}, {"round": 1}, {"round": 2}]
