@@ -41,7 +41,8 @@ class FederatedCMeans(Algorithm):
     n_clusters
         Number of centres, c.
     fuzzifier
-        Exponent m of the memberships; towards 1 the clusters become hard.
+        Exponent m of the memberships; towards 1 the clusters become hard. With many features 2 is
+        too soft: centres fall together.
     rounds, tolerance
         Most rounds; stop earlier when no centre moves farther than this.
     """

@@ -215,8 +215,10 @@ class FedGEM(Algorithm):
 
     def admit(self, fed: Federation, state: State, ids: Ids) -> State:
         """Clients that have no components yet seed some; after the merge they are placed."""
-        if not len(ids) or int(state.stage) == REFINEMENT:
-            return self.place(fed, state, ids)[0] if len(ids) else state
+        if not len(ids):
+            return state
+        if int(state.stage) == REFINEMENT:
+            return self.place(fed, state, ids)[0]
         slots, late = torch.zeros(state.radii.shape[1]), (state.stage > ROUNDS).clone()
         ids, reply = fed.map(self.seed, slots, late, to=ids, at_least=0)
         return state._replace(counts=put(state.counts, ids, reply["count"])) if len(ids) else state
