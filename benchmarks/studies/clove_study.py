@@ -284,7 +284,7 @@ def count(seeds: int, store: Store, only: str | None) -> None:
                 line = {
                     "used": len(state.assignment.unique()),
                     "ari": ari(state.assignment, data.truth),
-                    "added": state.curve[:, 1].tolist(),
+                    "added": state.curve[:, 1].tolist() if len(state.curve) else [],
                     "now": ratio.tolist(),
                     "silhouette": silhouettes,
                 }
