@@ -77,6 +77,8 @@ def run_node(
 ) -> None:
     """Keep a node up until it is told to stop."""
     home = home.resolve()
+    if any(letter in f"{name}{home}" for letter in "\"'\n="):
+        raise SystemExit(f"A name and a folder must do without quotes and =. Got {name}, {home}.")
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     env = environment(home / "flower")
     worker = [sys.executable, "-m", "coterie.deploy.worker", str(home), name, data]

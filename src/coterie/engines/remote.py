@@ -272,6 +272,9 @@ class Remote(Federation):
     def _ask(self, calls: list[tuple[Call, int]]) -> list[dict[int, dict[str, Any]]]:
         """Send calls, the last of which is no rider: by call, what the client at a place said."""
         self._missing = ""
+        if not self._clock:  # later than all that was heard, should the clock have been set back
+            heard = [int(tree["heard"]) for tree in self.memory.committed.values() if tree]
+            self._clock = max(heard, default=0)
         self._clock = number = max(self._clock + 1, time.time_ns())
         parcels = self._parcels(calls)
         end = time.monotonic() + self.deadline
