@@ -79,7 +79,9 @@ def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pau
         quiet(f"worker of {client} stops: {kill(process_of(local, client, 'worker'), 19)}")
 
 
-def drill(local: Deployment, number: int, kind: str, truth: torch.Tensor) -> dict[str, Any]:
+def drill(
+    local: Deployment, number: int, kind: str, truth: torch.Tensor, sizes: dict[str, float]
+) -> dict[str, Any]:
     """One run with one accident."""
     client = f"client-{number % 4}"
     after, pause = number % 3, 1.0 + 1.7 * (number % 4)  # in round 1, 2 or 3; 1 to 6 s into it
@@ -112,7 +114,6 @@ def drill(local: Deployment, number: int, kind: str, truth: torch.Tensor) -> dic
     line["ari"] = metrics.adjusted_rand(found[some], truth[order][some])
     line["abandoned"] = sum("abandoned" in entry for entry in RunFolder(out).lines())
     # All answers to a task have one size, so bytes tell how often each client was counted.
-    sizes = {"train": 64 * 32 * 4 + 32 * 4 + 32 * 10 * 4 + 10 * 4 + 8, "cluster": 2 * 4}
     counted = {p: (content["traffic"][f"{p}/up"] / sizes[p]).tolist() for p in sizes}
     line["counted"] = {p: [round(c, 3) for c in counts] for p, counts in counted.items()}
     line["once"] = all(c <= ROUNDS and c == int(c) for part in counted.values() for c in part)
@@ -134,11 +135,13 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as place:
         expected = simulated(tables, Path(place) / "simulated")[1]
+        traffic = RunFolder(Path(place) / "simulated").summary()["traffic"]
+        sizes = {phase: traffic[phase]["up"] / (4 * ROUNDS) for phase in ("train", "cluster")}
         with federation(Path(place) / "real", tables, deadline=DEADLINE) as local:
             for number in range(options.first, options.drills):
                 kind = KINDS[number % len(KINDS)]
                 quiet(f"drill {number + 1}: {kind}")
-                line = {"drill": number + 1, **drill(local, number, kind, truth)}
+                line = {"drill": number + 1, **drill(local, number, kind, truth, sizes)}
                 line["as_undisturbed"] = line.pop("state", None) == expected
                 lines.append(line)
                 print(json.dumps(line), flush=True)
