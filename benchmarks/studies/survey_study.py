@@ -309,10 +309,10 @@ def studies() -> dict[str, tuple[Callable[[int], dict[str, Any]], str, int]]:
         lambda seed: look(make("published_reviews", seed=seed), amazon, seed), "meaning", 4,
     )  # fmt: skip
     for case, options_ in (
-        ("ls1", {"name": "published_label_skew", "kind": 1}),
-        ("rot4", {"name": "published_feature_skew", "clients_per_group": 5}),
-        ("concept4", {"name": "published_concept_shift", "n": 500}),
-    ):  # four networks: one takes a millisecond for an image
+        ("ls1", {"name": "published_label_skew", "kind": 1, "n": 100}),
+        ("rot4", {"name": "published_feature_skew", "clients_per_group": 5, "n": 100}),
+        ("concept4", {"name": "published_concept_shift", "n": 100}),
+    ):  # four networks, 100 images: each takes two milliseconds for one
         out[f"cifar10/{case}"] = (
             lambda seed, cut=options_: look(
                 make(**cut, source="cifar10", seed=seed), "cifar_cnn", seed, networks=4

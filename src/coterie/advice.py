@@ -196,11 +196,12 @@ def _paragraphs(advice: Advice) -> list[str]:
         else f"{samples['least']} to {samples['most']} samples each"
     )
     apart = f", told apart by {classes} classes" if classes else ", without classes"
-    parts.append(
+    rests = (
         f"What this rests on: the losses of {found['clients']} clients ({each}) on "
         f"{found['networks']} networks ({found['model']}) that were drawn from a seed and never "
-        f"trained{apart}. " + _doubts(advice)
+        f"trained{apart}."
     )
+    parts.append(" ".join([rests, *_doubts(advice)]))
     parts.append(
         f"What it cost: one exchange, {megabytes(found['bytes_down'])} to and "
         f"{megabytes(found['bytes_up'])} from each client; no model was sent, nothing trained."
@@ -255,7 +256,7 @@ def _verdict(advice: Advice) -> str:
     )
 
 
-def _doubts(advice: Advice) -> str:
+def _doubts(advice: Advice) -> list[str]:
     found, doubts = advice.evidence, []
     if found["clients"] < FEW:
         doubts.append(f"With fewer than {FEW} clients the number is a guess.")
@@ -266,4 +267,4 @@ def _doubts(advice: Advice) -> str:
         doubts.append(f"Set aside because their losses are not numbers: {names}.")
     if not found["classes"]:
         doubts.append("Without classes the method has been measured little.")
-    return " ".join(doubts)
+    return doubts
