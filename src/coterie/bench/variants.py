@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from coterie.algorithms import loss_groups
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.bench.workloads import Problem, Workload, federation_of, gflop, method_of
-from coterie.clustering.matching import clean_losses
 from coterie.core.model import Model
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import BUFFER, Params, row, stack
@@ -184,9 +184,8 @@ def plain_loop(problem: Problem, channels_last: bool) -> Round:
         if work.method is IFCA:
             return table.argmin(1).tolist()
         server.begin(0)
-        state, _ = problem.method.recluster(
-            server, problem.state, server.everyone(), clean_losses(table)
-        )
+        everyone, reply = server.everyone(), {"losses": table}
+        state, _ = loss_groups.recluster(problem.method, server, problem.state, everyone, reply)
         return state.assignment.tolist()
 
     server = Simulation(problem.data, seed=0)  # for the key of its clustering alone
