@@ -1,9 +1,13 @@
+import signal
 from functools import partial
 
 import pytest
 
 from coterie.engines import Simulation
 from tiny import ENGINES
+
+# Shells start background jobs with Ctrl-C ignored, which all processes started here would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=ENGINES)
