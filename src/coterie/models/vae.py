@@ -8,6 +8,7 @@ References: Kingma, Welling: Auto-encoding variational Bayes, ICLR 2014, arXiv 1
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -81,7 +82,7 @@ class Draw(nn.Module):
         return mean + noise * (0.5 * log_variance).exp()
 
 
-class _Coder(nn.Module):
+class _Coder(nn.Module, ABC):
     """What both kinds have in common: from a sample to its code and back."""
 
     def __init__(self, likelihood: str, latent: int) -> None:
@@ -99,11 +100,13 @@ class _Coder(nn.Module):
         """Nats per sample, as a model's loss."""
         return NATS[self.likelihood]
 
+    @abstractmethod
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Mean and logarithm of the variance of each sample's code."""
 
+    @abstractmethod
     def decode(self, code: Tensor) -> Tensor:
-        raise NotImplementedError
+        """What a sample of this code looks like."""
 
     def forward(self, x: Any) -> Any:
         """A sample coded and decoded; `{"code": z}` is decoded alone: [n, ...]."""
