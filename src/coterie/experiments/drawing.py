@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.core.errors import ConfigError
 from coterie.experiments.recipe import Entry, Recipe
 from coterie.experiments.reproduce import Plan
 from coterie.experiments.tables import figures
-from coterie.report.pictures import COLOURS, DPI, INK, SOFT, STYLE
+from coterie.report.pictures import COLOURS, DPI, INK, SOFT, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +25,7 @@ WORDS = {
 
 def picture(recipe: Recipe, plan: Plan, path: Path) -> None:
     """Draw a table, or the curves of a figure."""
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        raise ConfigError(
-            "Picture: matplotlib is needed and not installed. "
-            "Install it with: pip install 'coterie[plot]'"
-        ) from error
-    with rc_context(STYLE):
+    with styled():
         draw = {None: _table, "matrix": _matrices}.get(recipe.curves, _curves)
         page = draw(recipe, plan)
         page.savefig(path)

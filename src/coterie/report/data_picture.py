@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from coterie.core.errors import ConfigError
-from coterie.report.pictures import DPI, INK, STYLE
+from coterie.report.pictures import DPI, INK, styled
 
 MOST = 120  # clients that fit on a picture; of more, evenly spaced ones are drawn
 
@@ -12,15 +11,6 @@ MOST = 120  # clients that fit on a picture; of more, evenly spaced ones are dra
 def data_picture(data: Any, out: str | Path) -> Path:
     """Draw a federation to a PNG: a line per client, in the order of the true groups."""
     out = Path(out)
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "Picture: matplotlib is needed and not installed. "
-            "Install it with: pip install 'coterie[plot]'"
-        ) from error
     import torch
 
     n = len(data)
@@ -28,7 +18,10 @@ def data_picture(data: Any, out: str | Path) -> Path:
     shown = order[torch.linspace(0, n - 1, min(n, MOST)).long()]
     train, test = (data.sizes(split)[shown].tolist() for split in ("train", "test"))
     labelled = data.task == "classification"
-    with rc_context(STYLE):
+    with styled():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         height = max(3.2, 1.6 + 0.14 * len(shown))
         page = Figure(figsize=(11 if labelled else 6, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(page)

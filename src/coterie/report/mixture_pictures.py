@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coterie.core.errors import ConfigError
-from coterie.report.pictures import COLOURS, DPI, INK, MARKERS, SOFT, STYLE
+from coterie.report.pictures import COLOURS, DPI, INK, MARKERS, SOFT, styled
 
 Numbers = Sequence[Sequence[float]]
 
@@ -14,16 +13,10 @@ Numbers = Sequence[Sequence[float]]
 @contextmanager
 def _page(width: float, height: float, out: str | Path) -> Any:
     """An empty page that is written when it is left."""
-    try:
-        from matplotlib import rc_context
+    with styled():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "Picture: matplotlib is needed and not installed. "
-            "Install it with: pip install 'coterie[plot]'"
-        ) from error
-    with rc_context(STYLE):
+
         page = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
         FigureCanvasAgg(page)
         yield page

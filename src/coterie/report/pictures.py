@@ -6,7 +6,8 @@ is needed. Sizes are in inches.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +65,9 @@ def journey_picture(folder: str | Path | Sequence[str | Path], out: str | Path) 
     return draw(lambda: journey_figure(read(folders)), out)
 
 
-def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
-    """Draw a figure in the style of all pictures, to a file."""
-    out = Path(out)
-    if out.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"Picture: the file must end in {', '.join(ENDINGS)}. Got {out.name!r}.")
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style of all pictures; says what to install where it cannot be drawn."""
     try:
         from matplotlib import rc_context
     except ImportError as error:
@@ -76,8 +75,17 @@ def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
             "Picture: matplotlib is needed and not installed. "
             "Install it with: pip install 'coterie[plot]'"
         ) from error
-    out.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
+        yield
+
+
+def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
+    """Draw a figure in the style of all pictures, to a file."""
+    out = Path(out)
+    if out.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"Picture: the file must end in {', '.join(ENDINGS)}. Got {out.name!r}.")
+    with styled():
+        out.parent.mkdir(parents=True, exist_ok=True)
         figure().savefig(out)
     return out
 
