@@ -13,19 +13,22 @@ from coterie.core.model import Model, Network
 from coterie.core.ops import Losses, channels_last, stack_size
 from coterie.core.tree import Params, leaves, row, tree_map
 from coterie.engines.first import Watch, Wide
+from coterie.engines.side import SideBySide
 
 
 class Probes:
     """Runs the rows of all clients of a stack as one batch, model by model.
 
-    A linear first layer that meets the inputs as they are does so for all models at once, and what
-    it gave is kept for the training that follows (`start`).
+    Small convolutional networks run side by side. A linear first layer that meets the inputs as
+    they are does so for all models at once, and what it gave is kept for the training that follows
+    (`start`).
     """
 
     def __init__(self) -> None:
         self._networks: dict[Model, Network] = {}
         self._firsts: dict[Model, tuple[str, str | None] | None] = {}
         self._wide: Wide | None = None
+        self._abreast = SideBySide()
 
     def forget(self) -> None:
         """The next chunk has other data."""
@@ -36,24 +39,35 @@ class Probes:
         return None if self._wide is None else self._wide.start(x, weight, bias)
 
     def __call__(self, losses: Losses, bank: Params, batch: Batch, each: bool = False) -> Tensor:
-        s, n, k = stack_size(batch), batch.mask.shape[1], len(leaves(bank)[0])
+        s, n = stack_size(batch), batch.mask.shape[1]
         batch = tree_map(lambda leaf: leaf.expand(s, *leaf.shape[1:]), batch)
         rows = tree_map(lambda leaf: leaf.flatten(0, 1), batch)
-        mean = torch.vmap(Batch.mean)
+        columns = [values.reshape(s, n) for values in self._columns(losses, bank, rows)]
+        if not each:
+            mean = torch.vmap(Batch.mean)
+            columns = [mean(batch, values) for values in columns]
+        return torch.stack(columns, 1)  # [s, k], or [s, k, n] of each sample
+
+    def _columns(self, losses: Losses, bank: Params, rows: Batch) -> list[Tensor]:
+        """Losses of every model on all rows."""
+        model = getattr(losses, "__self__", None)
+        if isinstance(model, Model) and getattr(losses, "__func__", None) is Model.losses:
+            together = self._abreast.losses(model, bank, rows)
+            if together is not None:
+                return list(together)
         self._wide = wide = self._read_together(losses, bank, rows)
         columns = []
-        for j in range(k):
-            model = row(bank, j)
+        for j in range(len(leaves(bank)[0])):
+            own = row(bank, j)
             if wide is not None:
-                known = Known(rows.x, model[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]
+                known = Known(rows.x, own[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]
                 with probing(self._network, known):
-                    values = losses(model, rows)
-            elif _convolves(model) and isinstance(rows.x, Tensor) and rows.x.ndim == 4:
-                values = _in_pieces(losses, model, rows)
+                    columns.append(losses(own, rows))
+            elif _convolves(own) and isinstance(rows.x, Tensor) and rows.x.ndim == 4:
+                columns.append(_in_pieces(losses, own, rows))
             else:
-                values = losses(model, rows)
-            columns.append(values.reshape(s, n) if each else mean(batch, values.reshape(s, n)))
-        return torch.stack(columns, 1)  # [s, k], or [s, k, n] of each sample
+                columns.append(losses(own, rows))
+        return columns
 
     def _read_together(self, losses: Losses, bank: Params, rows: Batch) -> Wide | None:
         model = getattr(losses, "__self__", None)

@@ -1,0 +1,141 @@
+"""Small convolutional networks of a bank, side by side.
+
+Model j owns the j-th share of the channels of one wide network, so an image is read once for all of
+them, and a first layer of six channels, which fills a third of a vector register, fills several.
+ReLU and pooling treat channels alike and run unchanged.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.core.client import Batch
+from coterie.core.layers import probing
+from coterie.core.model import Model, Network
+from coterie.core.ops import channels_last
+from coterie.core.tree import Params, leaves, row
+
+LIGHT = 50_000
+"""Weights up to which a network is bound by calls and vector width, not by its products."""
+ABREAST = 8
+"""Models side by side; with more, activations of a piece leave the cache."""
+PIECE = 64
+"""Images that go through the wide network together."""
+
+
+class SideBySide:
+    """Outputs of a bank of small convolutional networks.
+
+    A network that does more with its channels than these layers know gives other outputs, or an
+    error. Both are found on the first images it sees; it then runs model by model.
+    """
+
+    def __init__(self) -> None:
+        self._networks: dict[Model, Network | None] = {}
+
+    def losses(self, model: Model, bank: Params, rows: Batch) -> Tensor | None:
+        """Losses of every model on every image: [k, rows]; None: not for this network."""
+        k = len(leaves(bank)[0])
+        if k == 1 or not isinstance(rows.x, Tensor):
+            return None
+        if model not in self._networks:
+            wide = _wide(model) if _light(bank, k) else None
+            fits = wide is not None and _same(model, wide, bank, rows)
+            self._networks[model] = wide if fits else None
+        network = self._networks[model]
+        if network is None:
+            return None
+        sizes = [len(part) for part in torch.arange(k).chunk(-(-k // ABREAST))]
+        pieces = [rows.part(start, PIECE) for start in range(0, len(rows.mask), PIECE)]
+        columns = []
+        for abreast in zip(*(leaf.split(sizes) for leaf in bank.values()), strict=True):
+            some = dict(zip(bank, abreast, strict=True))
+            outputs = (_outputs(model, network, some, piece.x) for piece in pieces)
+            parts = [
+                torch.stack([model.loss_of(output, piece) for output in each])
+                for each, piece in zip(outputs, pieces, strict=True)
+            ]
+            columns.append(torch.cat(parts, 1))
+        return torch.cat(columns)
+
+
+def _light(bank: Params, k: int) -> bool:
+    own = leaves(bank)
+    return any(leaf.ndim == 5 for leaf in own) and sum(leaf.numel() for leaf in own) < LIGHT * k
+
+
+def _outputs(model: Model, network: Network, bank: Params, x: Tensor) -> Tensor:
+    """[k, b, ...]"""
+    with probing(lambda _: network, None):
+        out: Tensor = model.apply(bank, channels_last(x))
+    k = len(leaves(bank)[0])
+    return out.reshape(len(out), k, -1, *out.shape[2:]).movedim(1, 0)
+
+
+def _same(model: Model, network: Network, bank: Params, rows: Batch) -> bool:
+    """Whether the wide network gives what the models give one by one."""
+    few = rows.part(0, 3)
+    try:
+        wide = _outputs(model, network, bank, few.x)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return False
+    alone = torch.stack([model.apply(row(bank, j), few.x) for j in range(len(wide))])
+    return wide.shape == alone.shape and torch.allclose(wide, alone, 1e-4, 1e-5)
+
+
+def _wide(model: Model) -> Network | None:
+    """The network with wide layers; None: a layer with weights has no wide form."""
+    module = copy.deepcopy(model.evaluating_network)
+    for layer in list(module.modules()):
+        for name, child in list(layer._modules.items()):
+            if type(child) is nn.Conv2d and child.groups == 1 and child.padding_mode == "zeros":
+                setattr(layer, name, WideConv(child))
+            elif type(child) is nn.Linear:
+                setattr(layer, name, WideLinear(child))
+    for layer in module.modules():
+        values = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if values and not isinstance(layer, WideConv | WideLinear):
+            return None
+    return Network(module)
+
+
+class Wide(nn.Module):
+    """A layer with a row of weights for each model."""
+
+    weight: Tensor  # [k, ...]
+    bias: Tensor | None
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.register_parameter("weight", like.weight)
+        self.register_parameter("bias", like.bias)
+        self.like = (like,)  # in a tuple, so that its weights are not this module's
+
+
+class WideConv(Wide):
+    def forward(self, x: Tensor) -> Tensor:
+        like, weight, bias = self.like[0], self.weight, self.bias
+        groups = 1 if x.shape[1] == weight.shape[2] else len(weight)  # the images, or wide already
+        return functional.conv2d(
+            x,
+            channels_last(weight.flatten(0, 1)),
+            None if bias is None else bias.flatten(),
+            like.stride,
+            like.padding,
+            like.dilation,
+            groups,
+        )
+
+
+class WideLinear(Wide):
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        k, _, width = weight.shape
+        if x.ndim != 2 or x.shape[1] != k * width:
+            raise ValueError("not side by side")
+        rows = x.unflatten(1, (k, width)).movedim(1, 0)  # [k, b, i]
+        out = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+        return out.movedim(0, 1).flatten(1)
