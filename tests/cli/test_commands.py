@@ -107,6 +107,13 @@ def test_the_version_is_told(call):
     assert out.startswith("coterie 0.")
 
 
+def test_the_package_runs_as_the_command():
+    said = subprocess.run(
+        [sys.executable, "-m", "coterie", "--version"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.startswith("coterie 0.")
+
+
 # Running
 
 
