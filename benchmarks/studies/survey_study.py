@@ -35,7 +35,8 @@ from coterie.core.algorithm import Algorithm
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.data import FederatedData, from_arrays, make, sources
-from coterie.data.published import CONCEPT_SWAPS, LABEL_SKEW_3, swapped
+from coterie.data.pools import swapped
+from coterie.data.published import CONCEPT_SWAPS, LABEL_SKEW_3
 from coterie.engines.simulation import Simulation
 from coterie.models import make as make_net
 

@@ -8,7 +8,7 @@ import torch
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import seed_key
-from coterie.data import make, published, sources
+from coterie.data import make, pools, published, sources
 from coterie.data.sources import Pool
 
 real = pytest.mark.skipif(
@@ -62,14 +62,14 @@ def test_label_skew_1_gives_each_group_two_classes(pool):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_two_label_sets_share_exactly_two(seed):
-    sets = published.overlapping_sets(10, 5, 4, 2, seed_key(seed))
+    sets = pools.overlapping_sets(10, 5, 4, 2, seed_key(seed))
     assert {len(s) for s in sets} == {4}
     assert {len(set(a) & set(b)) for a, b in itertools.combinations(sets, 2)} == {2}
 
 
 def test_impossible_sets_are_refused_and_do_not_loop():
     with pytest.raises(ConfigError, match="no 5 sets"):
-        published.overlapping_sets(4, 5, 2, 1, seed_key(0))
+        pools.overlapping_sets(4, 5, 2, 1, seed_key(0))
 
 
 @pytest.mark.parametrize(("kind", "least"), [(2, 5100), (3, 6000)])
@@ -124,7 +124,7 @@ def test_concept_shift_swaps_labels_of_disjoint_rows(monkeypatch):
     assert data.sizes("train").unique().tolist() == [1000]
     assert data.sizes("test").unique().tolist() == [400]
     for g, swaps in enumerate(published.CONCEPT_SWAPS):
-        called = published.swapped(swaps, 10)
+        called = pools.swapped(swaps, 10)
         for split in ("train", "test"):
             rows = rows_of_group(data, split, g)
             assert torch.equal(data.y[rows].long(), called[big.y[rows].long()])
@@ -133,7 +133,7 @@ def test_concept_shift_swaps_labels_of_disjoint_rows(monkeypatch):
 
 def test_no_single_model_can_exceed_sixty_percent_of_swapped_labels():
     # For each true class the most common name over the four groups: right in that share of cases.
-    names = torch.stack([published.swapped(s, 10) for s in published.CONCEPT_SWAPS])  # [4, 10]
+    names = torch.stack([pools.swapped(s, 10) for s in published.CONCEPT_SWAPS])  # [4, 10]
     best = [torch.bincount(names[:, c]).max().item() / 4 for c in range(10)]
     assert sum(best) / 10 == pytest.approx(0.6)
 

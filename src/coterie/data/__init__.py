@@ -1,6 +1,7 @@
 """Federations of clients: one's own data, pools cut to a recipe, or problems made from a seed."""
 
 from coterie.data import (
+    blends,  # noqa: F401 - lists its mixtures
     partitions,
     published,  # noqa: F401 - lists its partitions
 )

@@ -7,29 +7,40 @@ they are dealt to clients: the studies draw the first once and repeat the second
 
 References: Bhatia et al.: CLoVE, 2025, arXiv:2506.22427 (what is named `published_...`), and the
 code its authors released, which decides where the text is silent; Ghosh et al., NeurIPS 2020,
-arXiv:2006.04088 (`rotated_clients`); FedGMI (`component_mixture`).
+arXiv:2006.04088 (`rotated_clients`).
 """
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from coterie.core.errors import ConfigError, DataError, unknown
-from coterie.core.random import fold, seed_key, shuffled, uniform
-from coterie.core.tree import Tree
+from coterie.core.errors import ConfigError, DataError
+from coterie.core.random import fold, seed_key, shuffled
 from coterie.data import sources
 from coterie.data.arrays import unit_scale
-from coterie.data.cutting import dirichlet_shares, turns, whole
+from coterie.data.cutting import turns
 from coterie.data.federated import FederatedData, Rows
 from coterie.data.partitions import Turn
-from coterie.data.sources import Pool
+from coterie.data.pools import (
+    SPLITS,
+    Groups,
+    as_float,
+    as_tokens,
+    dealt,
+    dominated,
+    of_class,
+    only_used,
+    overlapping_sets,
+    owned,
+    scaled,
+    skewed,
+    swapped,
+    ten_classes,
+    with_facts,
+)
 from coterie.data.synthetic import problem
-
-SPLITS = ("train", "test")
-Groups = dict[str, list[Tensor]]  # split -> rows of each group
 
 CONCEPT_SWAPS = (
     ((0, 3), (8, 9)),
@@ -68,21 +79,21 @@ def published_label_skew(
     raw
         Hand bytes over as they are, 0 to 255, instead of scaled to [0, 1].
     """
-    pool = _ten(source, data_dir, shuffle_classes, partition_seed)
+    pool = ten_classes(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "label skew", kind)
     if kind == 1:
-        groups = _owned(pool, [(2 * g, 2 * g + 1) for g in range(5)])
+        groups = owned(pool, [(2 * g, 2 * g + 1) for g in range(5)])
     elif kind == 2:
         sets = overlapping_sets(10, 5, 4, 2, fold(key, "sets"))
-        groups = _skewed(pool, sets, {"train": 5100, "test": 510}, fold(key, "rows"))
+        groups = skewed(pool, sets, {"train": 5100, "test": 510}, fold(key, "rows"))
     elif kind == 3:
-        groups = _skewed(pool, LABEL_SKEW_3, {"train": 6000, "test": 750}, fold(key, "rows"))
+        groups = skewed(pool, LABEL_SKEW_3, {"train": 6000, "test": 750}, fold(key, "rows"))
     elif kind == 4:
-        groups = {split: _dominated(pool, split, fold(key, "rows", split)) for split in SPLITS}
+        groups = {split: dominated(pool, split, fold(key, "rows", split)) for split in SPLITS}
     else:
         raise ConfigError(f"published_label_skew: kind must be 1, 2, 3 or 4, got {kind}.")
     key = fold(seed_key(seed), "clients")
-    return _federation(pool, groups, clients_per_group, n, key, _scaled(raw))
+    return dealt(pool, groups, clients_per_group, n, key, scaled(raw))
 
 
 @problem
@@ -100,9 +111,11 @@ def published_feature_skew(
     pool = sources.load(source, data_dir)
     groups = {split: [pool.rows(split)] * 4 for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = _federation(pool, groups, clients_per_group, n, key)
+    data = dealt(pool, groups, clients_per_group, n, key)
     assert data.truth is not None
-    return _with(data, {"turn": data.truth.clone()}, Turn(turns("feature_skew", pool.x.shape, 4)))
+    return with_facts(
+        data, {"turn": data.truth.clone()}, Turn(turns("feature_skew", pool.x.shape, 4))
+    )
 
 
 @problem
@@ -121,14 +134,14 @@ def published_concept_shift(
     A group has 1,250 training and 200 test images of every class. No single model can be right
     about more than 60 % of the labels. Options are those of `published_label_skew`.
     """
-    pool = _ten(source, data_dir, shuffle_classes, partition_seed)
+    pool = ten_classes(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "concept shift")
     groups: Groups = {}
     y = pool.y.clone()
     for split, per_class in (("train", 1250), ("test", 200)):
         parts: list[list[Tensor]] = [[] for _ in CONCEPT_SWAPS]
         for c in range(10):
-            own = _of_class(pool, split, c, key)
+            own = of_class(pool, split, c, key)
             if len(own) < 4 * per_class:
                 raise DataError(
                     f"published_concept_shift: four groups need {4 * per_class} {split} rows of a "
@@ -141,7 +154,7 @@ def published_concept_shift(
             y[rows] = swapped(swaps, 10)[y[rows].long()].to(y.dtype)
     pool = pool._replace(y=y)
     key = fold(seed_key(seed), "clients")
-    return _federation(pool, groups, clients_per_group, n, key, _scaled(raw))
+    return dealt(pool, groups, clients_per_group, n, key, scaled(raw))
 
 
 @problem
@@ -171,10 +184,10 @@ def rotated_clients(
         )
     groups = {split: [pool.rows(split)] * n_groups for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = _federation(pool, groups, n_clients // n_groups, None, key)
+    data = dealt(pool, groups, n_clients // n_groups, None, key)
     assert data.truth is not None
     table = turns("rotated_clients", pool.x.shape, n_groups)
-    data = _with(data, {"turn": data.truth.clone()}, Turn(table))
+    data = with_facts(data, {"turn": data.truth.clone()}, Turn(table))
     if keep is None:
         return data
     place = torch.arange(n_clients) % (n_clients // n_groups)
@@ -197,10 +210,10 @@ def published_relabelled(
     Each of four groups has the whole data set and numbers its classes in an order of its own
     (unless `shuffle_classes` is off). Rows in use are stored once for each group.
     """
-    pool = _ten(source, data_dir)
+    pool = ten_classes(source, data_dir)
     groups = {split: [pool.rows(split)] * 4 for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = _only_used(_federation(pool, groups, clients_per_group, n, key, _scaled(raw)))
+    data = only_used(dealt(pool, groups, clients_per_group, n, key, scaled(raw)))
     if not shuffle_classes:
         return data
     assert data.truth is not None
@@ -223,9 +236,9 @@ def published_one_class(
     data_dir: str | None = None,
 ) -> FederatedData:
     """CLoVE's unsupervised studies: a group per class; images are to be reconstructed."""
-    pool = _ten(source, data_dir)
-    groups = _owned(pool, [(c,) for c in range(10)])
-    data = _federation(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
+    pool = ten_classes(source, data_dir)
+    groups = owned(pool, [(c,) for c in range(10)])
+    data = dealt(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
     size = pool.x[0].numel()
     nothing = torch.zeros(len(pool.y))
     return replace(data, y=nothing, task="reconstruction", n_outputs=size, classes=None)
@@ -263,7 +276,7 @@ def published_reviews(
         groups["test"].append(own[:tested])
         groups["train"].append(own[tested:])
     clients = fold(seed_key(seed), "clients")
-    return _only_used(_federation(pool, groups, clients_per_group, n, clients, as_float))
+    return only_used(dealt(pool, groups, clients_per_group, n, clients, as_float))
 
 
 @problem
@@ -279,9 +292,9 @@ def published_news(
     pool = sources.load(source, data_dir)
     pairs = list(itertools.combinations(range(len(pool.classes)), 2))
     key = fold(seed_key(partition_seed), "news")
-    groups = _skewed(pool, pairs, {"train": 300, "test": 300}, key)
+    groups = skewed(pool, pairs, {"train": 300, "test": 300}, key)
     clients = fold(seed_key(seed), "clients")
-    return _only_used(_federation(pool, groups, clients_per_group, n, clients, as_tokens))
+    return only_used(dealt(pool, groups, clients_per_group, n, clients, as_tokens))
 
 
 @problem
@@ -338,313 +351,4 @@ def published_writers(
         classes=pool.classes,
         notes=(*pool.notes, "True groups are not known."),
     )
-    return _only_used(data)
-
-
-@problem
-def component_mixture(
-    source: str = "mnist",
-    n_clients: int = 50,
-    n_components: int = 2,
-    shares: str = "random",
-    sizes: tuple[int, int] = (100, 200),
-    test: int = 100,
-    seed: int = 0,
-    data_dir: str | None = None,
-) -> FederatedData:
-    """FedGMI's mixtures: every client's rows come from several components in shares of its own.
-
-    Components are turns by 0, 90 and 180 degrees; of EMNIST, upper-case and lower-case letters
-    that share 26 labels. Classes are equally likely on every client, rows are drawn with
-    replacement. `extra` has "shares" [clients, components] as they came out, and "component" of
-    every row of the pool.
-
-    Parameters
-    ----------
-    shares
-        "linear": client i has share (i + 0.5) / clients of component 0; "random": drawn uniformly.
-    sizes
-        Least and largest number of a client's training rows.
-    test
-        Test rows of a client, in the same shares.
-    """
-    pool = sources.load(source, data_dir)
-    letters = len(pool.classes) == 62
-    most = 2 if letters else 3
-    if not 2 <= n_components <= most:
-        raise ConfigError(f"component_mixture: n_components must lie in 2..{most}.")
-    if shares not in ("linear", "random"):
-        raise ConfigError(unknown("kind of shares", shares, ("linear", "random")))
-    if shares == "linear" and n_components != 2:
-        raise ConfigError("component_mixture: linear shares are for two components.")
-    key = fold(seed_key(seed), "mixture")
-    if shares == "linear":
-        first = (torch.arange(n_clients, dtype=torch.float64) + 0.5) / n_clients
-        wanted = torch.stack([first, 1 - first], 1)  # [m, k]
-    else:  # uniform over the simplex; for two components the first share is uniform
-        wanted = dirichlet_shares(1.0, (n_clients, n_components), fold(key, "shares"))
-    low, high = sizes
-    draw = uniform(fold(key, "sizes"), (n_clients,), torch.float64)
-    n = (low + (draw * (high - low + 1)).floor()).long()  # [m]
-    names, supply = _supply(pool, letters, n_components, key)
-    parts: dict[str, list[Tensor]] = {"rows": [], "component": []}
-    blocks: list[int] = []
-    for split in SPLITS:
-        for i in range(n_clients):
-            count = whole(wanted[i], int(n[i]) if split == "train" else test)  # [k]
-            component = torch.arange(n_components).repeat_interleave(count)
-            own = fold(key, split, i)
-            label = (uniform(fold(own, "label"), component.shape) * len(names)).long()
-            place = uniform(fold(own, "row"), component.shape, torch.float64)
-            choice = supply[split]
-            picked = [
-                choice[int(j)][int(c)][int(p * len(choice[int(j)][int(c)]))]
-                for j, c, p in zip(component, label, place, strict=True)
-            ]
-            parts["rows"].append(torch.tensor(picked, dtype=torch.int64))
-            parts["component"].append(component)
-            blocks.append(len(component))
-    rows, component = torch.cat(parts["rows"]), torch.cat(parts["component"])
-    x, y = pool.x[rows], pool.y[rows].long()
-    if letters:
-        y = torch.where(component == 0, y - 10, y - 36)
-    else:
-        for j in range(1, n_components):
-            x[component == j] = torch.rot90(x[component == j], j, (-2, -1))
-    ends = sum(blocks[:n_clients])
-    got = torch.stack(
-        [torch.bincount(part, minlength=n_components) for part in parts["component"][:n_clients]]
-    )
-    return FederatedData(
-        x,
-        y.to(torch.uint8),
-        {
-            "train": Rows.blocks(blocks[:n_clients]),
-            "test": Rows.blocks(blocks[n_clients:], start=ends),
-        },
-        names=tuple(f"client-{i}" for i in range(n_clients)),
-        task="classification",
-        n_outputs=len(names),
-        transform=unit_scale,
-        truth=got.argmax(1),
-        extra={"shares": (got / got.sum(1, keepdim=True)).float(), "component": component},
-        classes=names,
-        notes=pool.notes,
-    )
-
-
-def _supply(
-    pool: Pool, letters: bool, n_components: int, key: Tensor
-) -> tuple[tuple[str, ...], dict[str, list[list[Tensor]]]]:
-    """Labels, and for each split, component and label the rows to draw from."""
-    rows = {split: pool.rows(split) for split in SPLITS}
-    if not len(rows["train"]):  # a copy of one split only: a sixth of every class is for testing
-        own = [_of_class(pool, "test", c, key) for c in range(len(pool.classes))]
-        cut = [(len(part) + 5) // 6 for part in own]
-        rows["test"] = torch.cat([part[:n] for part, n in zip(own, cut, strict=True)])
-        rows["train"] = torch.cat([part[n:] for part, n in zip(own, cut, strict=True)])
-    offsets = (10, 36) if letters else (0,) * n_components
-    names = pool.classes[10:36] if letters else pool.classes
-    supply = {
-        split: [[own[pool.y[own] == offset + c] for c in range(len(names))] for offset in offsets]
-        for split, own in rows.items()
-    }
-    return names, supply
-
-
-# groups
-
-
-def overlapping_sets(
-    n_classes: int, n_sets: int, size: int, shared: int, key: Tensor
-) -> tuple[tuple[int, ...], ...]:
-    """Sets of classes, any two of which share exactly so many.
-
-    >>> sets = overlapping_sets(10, 5, 4, 2, seed_key(0))
-    >>> {len(set(a) & set(b)) for a, b in itertools.combinations(sets, 2)}
-    {2}
-    """
-    every = list(itertools.combinations(range(n_classes), size))
-    for attempt in range(1000):  # one in a few succeeds; drawing on a dead end would never stop
-        left = [every[i] for i in shuffled(fold(key, attempt), len(every)).tolist()]
-        chosen: list[tuple[int, ...]] = []
-        while left and len(chosen) < n_sets:
-            chosen.append(left[0])
-            left = [s for s in left[1:] if len(set(s) & set(chosen[-1])) == shared]
-        if len(chosen) == n_sets:
-            return tuple(chosen)
-    raise ConfigError(
-        f"overlapping_sets: no {n_sets} sets of {size} out of {n_classes} classes were found of "
-        f"which any two share {shared}. Ask for fewer sets."
-    )
-
-
-def swapped(pairs: Sequence[tuple[int, int]], n_classes: int) -> Tensor:
-    """What each class is called after pairs have been swapped.
-
-    >>> swapped([(0, 2)], 4)
-    tensor([2, 1, 0, 3])
-    """
-    order = torch.arange(n_classes)
-    for a, b in pairs:
-        order[a], order[b] = b, a
-    return order
-
-
-def _ten(source: str, data_dir: str | None, shuffle: bool = False, seed: int = 0) -> Pool:
-    pool = sources.load(source, data_dir)
-    if len(pool.classes) != 10:
-        raise ConfigError(
-            f"This partition needs a data set of ten classes. {source} has {len(pool.classes)}."
-        )
-    if not shuffle:
-        return pool
-    order = shuffled(fold(seed_key(seed), "class order"), 10)  # new number of each class
-    names = tuple(pool.classes[i] for i in order.argsort().tolist())
-    return pool._replace(y=order[pool.y.long()].to(pool.y.dtype), classes=names)
-
-
-def _of_class(pool: Pool, split: str, c: int, key: Tensor) -> Tensor:
-    """The rows of a class in random order."""
-    rows = pool.rows(split)
-    own = rows[pool.y[rows] == c]
-    return own[shuffled(fold(key, split, c), len(own))]
-
-
-def _owned(pool: Pool, sets: Sequence[Sequence[int]]) -> Groups:
-    """All rows of a group's classes."""
-    out: Groups = {}
-    for split in SPLITS:
-        rows = pool.rows(split)
-        y = pool.y[rows].long()
-        out[split] = [rows[torch.isin(y, torch.tensor(own))] for own in sets]
-    return out
-
-
-def _skewed(
-    pool: Pool,
-    sets: Sequence[Sequence[int]],
-    least: dict[str, int],
-    key: Tensor,
-    alpha: float = 0.5,
-) -> Groups:
-    """Each class divided among its owners: a reserve evenly, the rest in Dirichlet shares.
-
-    Shares are those of training rows for test rows, too. If a group gets too few rows, the reserve
-    is raised by five points and shares are drawn again; at 100 % all owners have the same.
-    """
-    owners = [[g for g, own in enumerate(sets) if c in own] for c in range(len(pool.classes))]
-    for attempt in range(19):
-        reserve = min(0.1 + 0.05 * attempt, 1.0)
-        groups: Groups = {split: [] for split in SPLITS}
-        parts: dict[str, list[list[Tensor]]] = {s: [[] for _ in sets] for s in SPLITS}
-        for c, own in enumerate(owners):
-            if not own:
-                continue
-            drawn = dirichlet_shares(alpha, (len(own),), fold(key, "shares", attempt, c))
-            shares = reserve / len(own) + (1 - reserve) * drawn
-            for split in SPLITS:
-                rows = _of_class(pool, split, c, key)
-                cut = rows.split(whole(shares, len(rows)).tolist())
-                for g, mine in zip(own, cut, strict=True):
-                    parts[split][g].append(mine)
-        groups = {split: [torch.cat(part) for part in parts[split]] for split in SPLITS}
-        if all(len(rows) >= least[split] for split in SPLITS for rows in groups[split]):
-            return groups
-    raise DataError(
-        f"Label skew: every group needs {least['train']} training and {least['test']} test rows. "
-        "There are too few."
-    )
-
-
-def _dominated(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> list[Tensor]:
-    """A group per class: a share of its rows from that class, the rest evenly from the others."""
-    n_classes = len(pool.classes)
-    rows = [_of_class(pool, split, c, key) for c in range(n_classes)]
-    size = int(0.9 * min(len(own) for own in rows))
-    major, minor = int(share * size), int((1 - share) * size) // (n_classes - 1)
-    taken = [0] * n_classes
-    groups = []
-    for g in range(n_classes):
-        parts = []
-        for c in range(n_classes):
-            count = major if c == g else minor
-            parts.append(rows[c][taken[c] : taken[c] + count])
-            taken[c] += count
-        groups.append(torch.cat(parts))
-    return groups
-
-
-# clients
-
-
-def as_float(x: Tensor, facts: Tree) -> Tensor:
-    """Counts or bytes as floats, unscaled."""
-    return x.to(torch.get_default_dtype())
-
-
-def as_tokens(x: Tensor, facts: Tree) -> Tensor:
-    """Numbers of words as embeddings want them."""
-    return x.long()
-
-
-as_float.batched = as_tokens.batched = True  # type: ignore[attr-defined]
-Transform = Callable[[Tensor, Tree], Tensor]
-
-
-def _scaled(raw: bool) -> Transform:
-    return as_float if raw else unit_scale
-
-
-def _federation(
-    pool: Pool,
-    groups: Groups,
-    clients_per_group: int,
-    n: int | None,
-    key: Tensor,
-    transform: Transform = unit_scale,
-) -> FederatedData:
-    """The pools of the groups dealt to their clients."""
-    if clients_per_group < 1 or (n is not None and n < 1):
-        raise ConfigError("Partition: clients_per_group and n must be at least 1.")
-    lists: dict[str, list[Tensor]] = {}
-    for split, parts in groups.items():
-        lists[split] = []
-        for g, rows in enumerate(parts):
-            size = len(rows) // clients_per_group
-            if not size and split == "train":
-                raise DataError(
-                    f"Partition: group {g} has {len(rows)} training rows for {clients_per_group} "
-                    "clients. Use fewer clients."
-                )
-            mixed = rows[shuffled(fold(key, split, g), len(rows))]
-            chunks = mixed[: size * clients_per_group].reshape(clients_per_group, size)
-            lists[split] += list(chunks[:, :n])
-    k = len(groups["train"])
-    return FederatedData(
-        pool.x,
-        pool.y,
-        {split: Rows.of(parts) for split, parts in lists.items()},
-        names=tuple(f"client-{i}" for i in range(k * clients_per_group)),
-        task="classification",
-        n_outputs=len(pool.classes),
-        transform=transform,
-        truth=torch.arange(k).repeat_interleave(clients_per_group),
-        classes=pool.classes,
-        notes=pool.notes,
-    )
-
-
-def _with(data: FederatedData, facts: dict[str, Tensor], transform: Turn) -> FederatedData:
-    return replace(data, client_facts=facts, transform=transform)
-
-
-def _only_used(data: FederatedData) -> FederatedData:
-    """The same clients on a pool of the rows they have, one for each use."""
-    lists = [data.rows[split].index for split in SPLITS]
-    used = torch.cat(lists)
-    rows = {
-        split: Rows.blocks(data.rows[split].sizes, start=start)
-        for split, start in zip(SPLITS, (0, len(lists[0])), strict=True)
-    }
-    return replace(data, x=data.x[used], y=data.y[used], rows=rows)
+    return only_used(data)
