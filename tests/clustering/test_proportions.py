@@ -98,6 +98,15 @@ def test_the_null_point():
     assert mix.null_point(50, 16) == pytest.approx(2.78, abs=0.1)
 
 
+@pytest.mark.parametrize(("m", "d"), [(50, 16), (20, 8), (12, 6), (8, 4), (5, 1)])
+def test_chance_reaches_the_null_point_in_one_case_of_a_hundred(m, d):
+    u = normal(fold(seed_key(5), m, d), (20_000, m, d), torch.float64)
+    u = u - u.mean(1, keepdim=True)
+    largest = torch.linalg.eigvalsh(u.mT @ u / (m - 1))[:, -1]
+    above = float((largest > mix.null_point(m, d)).double().mean())
+    assert 0.007 < above < 0.013  # four standard errors
+
+
 def alike(seed, m=50, d=16):
     """Clients that differ by chance: mean codes of 300 samples."""
     return normal(fold(seed_key(seed), "alike"), (m, d), torch.float64) / math.sqrt(300)
