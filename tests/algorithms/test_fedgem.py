@@ -254,6 +254,15 @@ def test_feedback_costs_a_client_at_most_its_price():
             assert (after >= before - price - 1e-8).all()
 
 
+def test_clients_tell_the_variance_of_their_model():
+    data = clouds(1)
+    for covariance, shared in (("tied", True), ("fixed", True), ("spherical", False)):
+        fed = Simulation(data, 0)
+        state = played(FedGEM(n_components="facts", covariance=covariance), fed)
+        for told, n in zip(state.variances, state.sizes, strict=True):
+            assert (len(told[n > 0].unique()) == 1) is shared
+
+
 def test_only_what_is_listed_leaves_a_client():
     allowed = {
         "count": {"count", "features"},

@@ -85,6 +85,21 @@ def test_no_point_of_a_ball_loses(covariance):
                     assert expected_log_likelihood(found, k, outside, new.variance[k]) < before
 
 
+def test_a_share_of_the_radius_keeps_its_share_of_the_gain():
+    # Fixed covariance: at eta times the radius, 1 - eta² of what the EM step gains is left.
+    for seed, eta in ((0, 0.5), (1, 0.5**0.5), (2, 0.9)):
+        found, old, new = a_step(seed, "fixed")
+        radius = mixtures.squared_radius(found, old, new, "fixed").sqrt()
+        ways = draw(seed + 50, 30, 3)
+        for k in range(2):
+            before = expected_log_likelihood(found, k, old.centres[k], old.variance[k])
+            best = expected_log_likelihood(found, k, found.mean[k], new.variance[k])
+            for way in ways / ways.norm(dim=1, keepdim=True):
+                point = found.mean[k] + eta * radius[k] * way
+                value = expected_log_likelihood(found, k, point, new.variance[k])
+                assert value - before >= (1 - eta**2) * (best - before) - 1e-9
+
+
 def test_the_full_set_is_twice_a_divergence():
     # Without a ridge c = 2 KL(new || old), and the radius is sqrt(c * smallest eigenvalue).
     a = draw(3, 3, 3)

@@ -106,6 +106,20 @@ def test_numbering_does_not_matter():
         assert same_partition(one[order], other)
 
 
+def test_units_do_not_matter():
+    for seed in range(10):
+        n, centres, _, clients, _ = copies(seed, noise=6.0)
+        rng = np.random.default_rng(seed)
+        radii = rng.uniform(0, 2, len(n))
+        rotation = np.linalg.qr(rng.normal(size=(centres.shape[1],) * 2))[0]
+        moved = 50 * centres @ rotation + 1000
+        first = overlap.joined(centres, radii, clients)
+        assert same_partition(first, overlap.joined(moved, 50 * radii, clients))
+        pulled = overlap.pulled(centres, radii, n, clients, "mean")
+        again = overlap.pulled(moved, 50 * radii, n, clients, "mean")
+        assert again == pytest.approx(50 * pulled @ rotation + 1000, abs=1e-8)
+
+
 def test_what_is_nobodys_is_not_pulled():
     # 0 and 1 meet at their mean 0.75 (counts 1 and 3), as far as the first ball goes: 0.5; the
     # third has no ball and stays, although it lies between them.

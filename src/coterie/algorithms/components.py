@@ -98,10 +98,10 @@ def summary(method: "FedGEM", client: Client, mixture: Mixture, slots: int) -> R
         mixture = mixture._replace(weights=mixture.weights / mixture.weights.sum())
     uniform = method.weights == "uniform"
     mixture = mixtures.mstep(found, mixture, method.covariance, floor, uniform)
-    variance = mixture.variance
-    if ndim == 0:
-        own = found.scatter / (x.shape[1] * found.n.clamp(min=mixtures.EMPTY))
-        variance = torch.maximum(own, floor)
+    variance = mixture.variance  # as the model has it: one for all where they share one
+    if method.covariance == "fixed":  # the one the data have, whatever was assumed
+        own = found.scatter.sum() / (x.shape[1] * found.n.sum().clamp(min=mixtures.EMPTY))
+        variance = torch.maximum(own, floor).expand(len(found.n))
     n = torch.where(found.n >= method.min_count, found.n, 0.0)
     sent = {
         "n": padded(n, slots),

@@ -1,18 +1,21 @@
 """Fewer, better features before clustering: found by everybody together, applied by each alone.
 
 A step of its own: it takes a federation and gives one with other inputs. Images are clustered in
-the space of such features, not of pixels.
+the space of such features, not of pixels; and units in which groups are round help any method that
+takes them to be.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from coterie.algorithms.centres import known_count, samples
 from coterie.algorithms.fedavg import FedAvg
+from coterie.clustering import mixtures
 from coterie.core.aggregate import Mean
 from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
@@ -51,6 +54,19 @@ class Encoding:
         with torch.no_grad():
             plain = self.model.plain(self.params)
             return plain.encode(x.to(self.model.dtype)).double()  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Units in which the covariance within components, pooled over everybody, is one."""
+
+    within: Tensor  # [d, d]  in the units of the samples
+    root: Tensor  # [d, d]  lower triangular, of `within` with its ridge
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Samples in these units: [n, d]."""
+        y = torch.linalg.solve_triangular(self.root, x.flatten(1).double().T, upper=False)
+        return y.T.contiguous()
 
 
 @task(stackable=False, phase="features")
@@ -94,6 +110,55 @@ def principal(data: FederatedData, n_features: Annotated[int, Ge(1)], seed: int 
     largest = directions.abs().argmax(1, keepdim=True)
     directions = directions * directions.gather(1, largest).sign()  # a sign that is always the same
     return Projection(mean, directions, values[best], values.sum())
+
+
+@dataclass(frozen=True)
+class _Within:
+    """What a client's own mixture leaves unexplained, as a task."""
+
+    n_components: int | Literal["facts", "auto"]
+
+    @task(stackable=False, phase="features")
+    def scatter(self, client: Client) -> dict[str, Tensor]:
+        x, mask = samples(client)
+        if self.n_components == "auto":
+            k = mixtures.choose_count(client.key, x, "auto", "tied", 1.0)
+        else:
+            k = min(known_count(client, self.n_components), len(x))
+        floor = mixtures.variance_floor(x, mask)
+        mixture, _ = mixtures.local_fit(client.key, x, k, "tied", 1.0, floor)
+        share, _ = mixtures.estep(x, mask, mixture)
+        found = mixtures.moments(x, share, mixture.centres, 2)
+        return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
+
+
+def whitened(
+    data: FederatedData,
+    n_components: Annotated[int, Ge(1)] | Literal["facts", "auto"] = "auto",
+    seed: int = 0,
+) -> Whitening:
+    """Units in which everybody's components are as round as one linear map can make them.
+
+    Each client fits a mixture of its own and sends the scatter within its components, d**2 numbers
+    of which only the mean is needed. A common full covariance for all components is then one of
+    equal variances. The first fit takes components to be round, so very long ones, which it cuts in
+    two, are mended only in part. `n_components` is that of `FedGEM`.
+
+    >>> from coterie.data import mixture_tight
+    >>> data = mixture_tight(6, 3, 2, 100, 12.0, 2, 3)
+    >>> wide = with_features(data, lambda x: x * torch.tensor([1, 2]))
+    >>> whitened(wide, "facts").within.diagonal().sqrt().round()
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    fed = Simulation(data, seed, stack=False)
+    d = data.gather("train", torch.tensor([0])).x.flatten(2).shape[2]
+    fed.begin(0)
+    reduce = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
+    _, reply = fed.map(_Within(n_components).scatter, to=fed.everyone(), reduce=reduce)
+    within = reply["within"]
+    least = mixtures.RIDGE * within.trace() / d + 1e-200  # a constant feature stays one
+    ridge = least * torch.eye(d, dtype=within.dtype)
+    return Whitening(within, torch.linalg.cholesky(within + ridge))
 
 
 def autoencoded(
