@@ -169,7 +169,9 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def erosion(seeds: range, store: Store, rounds: int, picture: Path | None, only: str | None) -> None:
+def erosion(
+    seeds: range, store: Store, rounds: int, picture: Path | None, only: str | None
+) -> None:
     for seed in seeds:
         for arm, (method, given) in ARMS.items():
             if f"erosion/{arm}/{seed}" in store or only not in (None, arm):

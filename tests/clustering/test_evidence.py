@@ -38,7 +38,7 @@ def test_reference_worked_by_hand():
     assert known.size.item() == 10
     # Without itself: (0, 0) is (-1.5, -1.5) off, q = (2.25 + .75) / 2; (1, 3) is (0, 3) off,
     # q = (0 + 3) / 2. All three are equally far, at 1.5. But chance allows more with two degrees of
-    # freedom: A = S, so D = 2, F(2, 2) = .99 / .01 = 99, (1 + 2 / 4) 99 / 1.5. The ridge costs 2e-9.
+    # freedom: A = S, so D = 2, F(2, 2) = .99 / .01 = 99, (1 + 2 / 4) 99 / 1.5.
     assert chance(known, members=4, groups=2) == pytest.approx(1.5 * 99, rel=1e-8)
     assert known.worst.item() == pytest.approx(99, rel=1e-8)
 

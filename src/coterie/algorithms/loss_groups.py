@@ -145,8 +145,8 @@ def recluster(
     # A bank knows what its models have learned. Fresh from a random deal they know how often each
     # label occurs and little of what it looks like: relabelled data would pass for another group.
     grown = float(state.repeats[cohort].double().median()) > GROWN
-    least = float(state.apart) * (1 if grown else ERODED)
-    if method.snapshot == "best" and settled and apart < least:
+    needed = float(state.apart) * (1.0 if grown else ERODED)
+    if method.snapshot == "best" and settled and apart < needed:
         return state, None
     anchors = {"shared": state.shared, "models": state.models}
     state = state._replace(anchors=anchors, scale=unit, apart=torch.tensor(apart).double())

@@ -12,9 +12,9 @@ and goes to the smallest q. The last term of A allows for the noise of a newcome
 samples than the members had. It uses the members' noise, not the newcomer's: data unlike
 anything seen has large losses *and* large standard errors, and would excuse itself.
 
-The worst member sets the scale, each weighed without itself. Few members make that a matter of luck:
-the scatter is then badly known, and the worst of a few is not far off. So the scale is at least what
-chance allows. With B = A^-1 S, f = members - groups degrees of freedom and D = tr(B)^2 / tr(B^2)
+The worst member sets the scale, each weighed without itself. Few members make that a matter of
+luck: the scatter is then badly known, and the worst of a few is not far off. So the scale is at
+least what chance allows. With B = A^-1 S, f = members - groups degrees of freedom and D = tr(B)^2 / tr(B^2)
 effective dimensions, q of a newcomer of the right kind stays in 99 % of all cases below
 
     (1 + groups / members) tr(B) / d  F(D, f),    F: the 99 % point of that F distribution
@@ -35,8 +35,8 @@ from coterie.clustering.labels import centroids
 
 REFUSAL = 1.5
 """Refuse a newcomer whose score exceeds this. Measured with trained banks of CNNs on MNIST
-partitions: six kinds of foreign data refused in 96-100 %, 0-5 % false refusals. Exception: under
-label skew after twelve rounds, an even mixture of two groups was never refused."""
+partitions: benchmarks/studies/clove_study.py. Exception: under label skew after twelve rounds, an
+even mixture of two groups was never refused."""
 
 SURE = 0.99
 """Share of the newcomers of the right kind that chance alone must not refuse."""
@@ -133,7 +133,7 @@ def chance(known: Reference, members: int, groups: int) -> float:
 
     Examples
     --------
-    Of one entry it is the square of Student's t: with 12 members in 2 groups 3.169 ** 2 (1 + 2 / 12).
+    Of one entry: Student's t squared, with 12 members in 2 groups 3.169 ** 2 (1 + 2 / 12).
 
     >>> vectors = torch.arange(12.0)[:, None] % 6
     >>> known = reference(vectors, torch.arange(12) // 6, torch.full((12,), 100), n_groups=2)
