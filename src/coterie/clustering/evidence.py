@@ -14,8 +14,9 @@ anything seen has large losses *and* large standard errors, and would excuse its
 
 The worst member sets the scale, each weighed without itself. Few members make that a matter of
 luck: the scatter is then badly known, and the worst of a few is not far off. So the scale is at
-least what chance allows. With B = A^-1 S, f = members - groups degrees of freedom and D = tr(B)^2 / tr(B^2)
-effective dimensions, q of a newcomer of the right kind stays in 99 % of all cases below
+least what chance allows. With B = A^-1 S, f = members - groups degrees of freedom and
+D = tr(B)^2 / tr(B^2) effective dimensions, q of a newcomer of the right kind stays in 99 % of all
+cases below
 
     (1 + groups / members) tr(B) / d  F(D, f),    F: the 99 % point of that F distribution
 
