@@ -10,11 +10,11 @@
 guard on and off. `erosion`: label skew 4 over sixty rounds, agreement and accuracy by round, as
 published with and without early stop, added up without a stop, our defaults, and `survey`.
 `accuracy`: after twenty rounds on 400 samples. `count`: number of groups unknown, at most twelve;
-hits of several rules on the same losses. `newcomers`: the saved bank of round 4 places fresh
-clients and refuses foreign ones.
+hits of several rules on the same losses. `newcomers`: the saved bank places fresh clients and
+refuses foreign ones; `--members 3` keeps so many a group.
 
-Figures are kept as they come; a study that was stopped goes on where it was. Seeds start at 21:
-none of them was used to set a rule.
+Figures are kept as they come; a study that was stopped goes on where it was. Seeds start at 21, or
+at `--first`: none of them was used to set a rule, which seeds 0 to 5 are for.
 """
 
 from collections.abc import Callable
@@ -93,9 +93,9 @@ LIES = (
 )
 
 
-def liars(seeds: int, store: Store) -> None:
+def liars(seeds: range, store: Store) -> None:
     parts, draws = ("LS4", "LS1", "rot 4", "concept 4"), 20
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in seeds:
         for part in parts:
             if f"liars/{part}/{seed}" in store:
                 continue
@@ -171,8 +171,10 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def erosion(seeds: int, store: Store, rounds: int, picture: Path | None, only: str | None) -> None:
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+def erosion(
+    seeds: range, store: Store, rounds: int, picture: Path | None, only: str | None
+) -> None:
+    for seed in seeds:
         for arm, (method, given) in ARMS.items():
             if f"erosion/{arm}/{seed}" in store or only not in (None, arm):
                 continue
@@ -269,10 +271,10 @@ def draw_erosion(store: Store, out: Path) -> None:
 # accuracy
 
 
-def accuracy(seeds: int, store: Store) -> None:
+def accuracy(seeds: range, store: Store) -> None:
     """Test accuracy after twenty rounds on 400 samples, the number of groups given."""
     parts = ("LS1", "rot 4", "concept 4")
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in seeds:
         for part in parts:
             if f"accuracy/{part}/{seed}" in store:
                 continue
@@ -297,9 +299,9 @@ def accuracy(seeds: int, store: Store) -> None:
 # number of groups
 
 
-def count(seeds: int, store: Store, only: str | None) -> None:
+def count(seeds: range, store: Store, only: str | None) -> None:
     most, rounds = 12, 6
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in seeds:
         for part in PARTITIONS:
             if f"count/{part}/{seed}" in store or only not in (None, part):
                 continue
@@ -387,45 +389,32 @@ def strange(kind: str, batch: Batch, other: Batch, fashion: Batch, draw: torch.G
     return 0.35 * x, y
 
 
-def newcomers(seeds: int, store: Store, only: str | None) -> None:
-    members = {"rot 4": 8, "concept 4": 8, "LS1": 5, "LS4": 5}
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        for part, clients in members.items():
-            if f"newcomers/{part}/{seed}" in store or only not in (None, part):
+def newcomers(seeds: range, store: Store, only: str | None, members: int | None) -> None:
+    clients = {"rot 4": (8, 8), "concept 4": (8, 8), "LS1": (5, 8), "LS4": (5, 6)}  # and guests
+    kind = "newcomers" if members is None else f"newcomers of {members}"
+    for seed in seeds:
+        for part, (most, guests) in clients.items():
+            name = f"{kind}/{part}/{seed}"
+            if name in store or only not in (None, part):
                 continue
-            store.put(f"newcomers/{part}/{seed}", _newcomers(part, clients, seed))
+            store.put(name, _newcomers(part, members or most, guests, seed))
+            print(name, store.figures[name], flush=True)
+    sizes = [f"{what} {n}" for what in ("placed", "refused") for n in (50, 100, 500)]
     lines = []
-    for name, found in store.figures.items():
-        if name.startswith("newcomers/"):
-            _, part, seed = name.split("/")
-            placed = [found[f"placed {n}"] for n in (50, 100, 500)]
-            refused = [found[f"refused {n}"] for n in (50, 100, 500)]
-            lines.append(
-                [
-                    part,
-                    seed,
-                    found["ari"],
-                    found["round"],
-                    placed,
-                    refused,
-                    *(found[k] for k in FOREIGN),
-                ]
-            )
-    names = [
-        "partition",
-        "seed",
-        "ARI",
-        "snapshot",
-        "placed 50/100/500",
-        "falsely refused",
-        *FOREIGN,
-    ]
-    table("Newcomers: shares placed right and refused", names, lines)
+    for part in clients:
+        runs = [v for name, v in store.figures.items() if name.startswith(f"{kind}/{part}/")]
+        if runs:
+            rounds = sorted({found["round"] for found in runs})
+            cells = [100 * float(np.mean([r[key] for r in runs])) for key in (*sizes, *FOREIGN)]
+            ari_ = float(np.mean([r["ari"] for r in runs]))
+            worst = 100 * max(r[key] for r in runs for key in sizes[3:])
+            lines.append([part, len(runs), ari_, rounds, *cells, worst])
+    names = ["partition", "seeds", "ARI", "snapshots", *sizes, *FOREIGN, "most refused in a run"]
+    table("Newcomers: placed right and refused in %", names, lines)
 
 
-def _newcomers(part: str, clients: int, seed: int) -> dict[str, Any]:
+def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[str, Any]:
     """Members train until the groups are frozen; fresh clients meet the bank that was kept."""
-    fresh_clients = 4
     data = partition(part, seed, n=500, per_group=clients + fresh_clients)
     assert data.truth is not None
     place = torch.arange(len(data)) % (clients + fresh_clients)
@@ -512,18 +501,20 @@ def main() -> None:
     parser.add_argument("--only", help="one arm or partition")
     parser.add_argument("--rounds", type=int, default=60, help="of `erosion`")
     parser.add_argument("--picture", type=Path, help="of `erosion`")
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
+    parser.add_argument("--members", type=int, help="of each group, in `newcomers`")
     given = parser.parse_args()
-    store = Store(given.json)
+    store, seeds = Store(given.json), range(given.first, given.first + given.seeds)
     if given.part == "liars":
-        liars(given.seeds, store)
+        liars(seeds, store)
     elif given.part == "erosion":
-        erosion(given.seeds, store, given.rounds, given.picture, given.only)
+        erosion(seeds, store, given.rounds, given.picture, given.only)
     elif given.part == "accuracy":
-        accuracy(given.seeds, store)
+        accuracy(seeds, store)
     elif given.part == "count":
-        count(given.seeds, store, given.only)
+        count(seeds, store, given.only)
     else:
-        newcomers(given.seeds, store, given.only)
+        newcomers(seeds, store, given.only, given.members)
 
 
 if __name__ == "__main__":

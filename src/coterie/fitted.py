@@ -53,11 +53,11 @@ class Spot(NamedTuple):
     group: int
     margin: float  # 0: between two groups, 1: beyond doubt
     fits: bool  # False: unlike any group
-    score: float  # strangeness; 1 is the strangest member, nan where members cannot tell
+    score: float  # strangeness; 1: as a member may be, nan where members cannot tell
 
     def __str__(self) -> str:
         if not self.fits:
-            strange = f": {self.score:.1f} times as strange as the strangest member"
+            strange = f": {self.score:.1f} times as strange as a member may be"
             return "fits no group" + (strange if self.score > 1 else "")
         # Below .3 placements were right in 32 to 78 of 100 cases, above it in all of 201.
         sure = "clearly" if self.margin >= 0.3 else "but it stands between groups"

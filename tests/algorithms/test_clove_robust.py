@@ -198,17 +198,41 @@ def test_losses_ten_times_too_large_change_nobodys_group(
     assert state.assignment[honest].tolist() == [0] * 4 + [1] * 5
 
 
-def test_newcomers_meet_the_best_separated_round(federate, two_groups, scalar, bank, first, play):
-    # Round 1 separates by models at 0 and 10, round 2 hardly by models at 5 and 5.1.
-    for snapshot, kept in (("best", [0.0, 10.0]), ("last", [5.0, 5.1])):
-        algorithm = evaluating(scalar, STILL, n_groups=2, snapshot=snapshot)
-        fed = federate(two_groups)
-        state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
-        assert not state.apart.isnan()
-        state = play(algorithm, fed, state._replace(models=bank(5, 5.1)), 1, start=1)[-1].state
-        assert state.assignment.tolist() == [0] * 5 + [1] * 5
-        anchors = state.anchors["models"]["weight"].flatten().tolist()
-        assert anchors == pytest.approx(kept)
+@pytest.mark.parametrize(
+    ("snapshot", "before", "repeats", "taken"),
+    [
+        ("best", 0.5, 3, True),  # clearer than ever
+        ("best", 2.0, 3, False),  # half as clear as before, and the models have had their time
+        ("best", 2.0, 2, True),  # the same, but the models before were younger and knew less
+        ("best", 5.0, 1, False),  # a fifth: groups have come too near each other
+        ("last", 5.0, 3, True),
+    ],
+)
+def test_newcomers_meet_the_best_separated_of_grown_banks(
+    federate, two_groups, scalar, bank, first, play, snapshot, before, repeats, taken
+):
+    # `before`: how clear the groups were on the bank that was kept, over how clear they are now;
+    # `repeats`: how often the groups have been the same by then; the round adds one.
+    algorithm = evaluating(scalar, STILL, n_groups=2, snapshot=snapshot, stable_after=0)
+    fed = federate(two_groups)
+    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
+    now = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state.apart
+    assert now > 1
+    state = state._replace(apart=before * now, repeats=torch.full((10,), repeats))
+    state = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state
+    assert state.assignment.tolist() == [0] * 5 + [1] * 5
+    anchors = state.anchors["models"]["weight"].flatten().tolist()
+    assert anchors == pytest.approx([1.0, 9.0] if taken else [0.0, 10.0])
+
+
+def test_other_groups_need_another_bank(federate, two_groups, scalar, bank, first, play):
+    # Whatever was clear before, it was of groups that are no more.
+    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=0)
+    fed = federate(two_groups)
+    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
+    old = state._replace(assignment=torch.tensor([0, 1] * 5), apart=1e6 * state.apart)
+    state = play(algorithm, fed, old._replace(models=bank(1, 9)), 1, start=1)[-1].state
+    assert state.anchors["models"]["weight"].flatten().tolist() == pytest.approx([1.0, 9.0])
 
 
 def test_the_spread_of_a_newcomers_losses_changes_nothing(

@@ -2,7 +2,7 @@
 
 A client's losses are written down in units of their noise (`clustering/accumulate.py`), loners are
 set aside, the rest is clustered and matched to models (`clustering/loss_vectors.py`), and the bank
-of the best separated round is kept for newcomers.
+of the best separated round is kept for newcomers, once its models have learned these groups.
 """
 
 from dataclasses import fields
@@ -25,6 +25,12 @@ from coterie.core.model import Model
 from coterie.core.tree import Ids, Params, put
 
 NOTHING = torch.zeros(0, 0, dtype=torch.float64)
+GROWN = 3
+"""Equal clusterings in a row up to which newcomers meet the last bank; then the clearest since."""
+
+ERODED = 0.25
+"""Of what separated the groups before: groups at less than half their distance are not taken."""
+
 PUBLISHED: dict[str, Any] = {
     "embedding": "loss",
     "accumulate": False,
@@ -111,7 +117,7 @@ def measured(method: LossGroups, shared: Params, models: Params, batch: Batch) -
 def recluster(
     method: LossGroups, fed: Federation, state: Any, cohort: Ids, reply: dict[str, Tensor]
 ) -> tuple[Any, Tensor | None]:
-    """New groups; and, if they are the clearest yet, all clients' vectors for newcomers to meet."""
+    """New groups; and, if newcomers are to meet this bank, all clients' vectors on it."""
     losses = clean_losses(reply["losses"])
     unit = column_unit(embed(losses, method.embedding), method.scale)
     vectors = embed(losses, method.embedding, unit)
@@ -136,7 +142,11 @@ def recluster(
     state = groups.noted(state, cohort, found.group)
     aside = put(state.aside, cohort, found.aside.to(state.aside))
     state = state._replace(aside=aside, curve=found.curve)
-    if method.snapshot == "best" and settled and apart < float(state.apart):
+    # A bank knows what its models have learned. Fresh from a random deal they know how often each
+    # label occurs and little of what it looks like: relabelled data would pass for another group.
+    grown = float(state.repeats[cohort].double().median()) > GROWN
+    needed = float(state.apart) * (1.0 if grown else ERODED)
+    if method.snapshot == "best" and settled and apart < needed:
         return state, None
     anchors = {"shared": state.shared, "models": state.models}
     state = state._replace(anchors=anchors, scale=unit, apart=torch.tensor(apart).double())

@@ -31,7 +31,7 @@ class Evidence(NamedTuple):
 
     group: Tensor  # [m]    group of each client
     margin: Tensor  # [m]   0: between two groups, 1: beyond doubt
-    score: Tensor  # [m]    strangeness; 1 is the strangest member, nan where nothing is known
+    score: Tensor  # [m]    strangeness; 1: as a member may be, nan where nothing is known
     fits: Tensor  # [m]     False: unlike any group
 
 
