@@ -75,7 +75,7 @@ def null_point(m: int, d: int, level: float = 0.99) -> float:
     if m < 2 or d < 1:
         return float("inf")
     a, b = math.sqrt(m - 1.5), math.sqrt(d - 0.5)
-    centre, scale = (a + b) ** 2, (a + b) * (1 / a + 1 / b) ** (1 / 3)
+    centre, scale = (a + b) ** 2, (a + b) * math.cbrt(1 / a + 1 / b)
     law = float(gamma.ppf(level, 46.44604884387787, scale=0.18605402228279347)) - 9.848007781128567
     return (centre + scale * law) / (m - 1)
 
