@@ -373,13 +373,15 @@ def lines() -> dict[str, Any]:
 
         return one
 
-    def photographs(degrees: list[float], n: int, rounds: int) -> Any:
+    def photographs(
+        degrees: list[float], n: int, rounds: int, widths: tuple[int, ...] = (16, 32)
+    ) -> Any:
         def one(seed: int) -> dict[str, Any]:
             shares = drawn_shares("random", len(degrees), seed)
             x, y, tx, ty = images("cifar10")
             sizes = torch.full((CLIENTS,), n)
             mixed = federation(x, y, tx[:2000], ty[:2000], degrees, shares, sizes, seed)
-            vae = Model(lambda: ConvVAE(3, 32, 32, (16, 32)), gaussian)
+            vae = Model(lambda: ConvVAE(3, 32, 32, widths), gaussian)
             expert = Model(lambda: CNN(3, 32, 10, (16, 32)))
             work = LocalSGD(0.001, epochs=2, batch_size=32, optimizer="adam")
             algorithm = FedGMI(vae, expert, work, work, evidence="x", rounds=rounds)
@@ -390,6 +392,8 @@ def lines() -> dict[str, Any]:
     return {
         "photographs-K2": photographs(TWO, 150, 10),
         "photographs-K3": photographs(THREE, 150, 10),
+        "photographs-large-K2": photographs(TWO, 800, 20, (16, 32, 64)),
+        "photographs-large-K3": photographs(THREE, 800, 20, (16, 32, 64)),
         "K2-linear": digits_run(TWO, "linear", 300),
         "K2-random": digits_run(TWO, "random", 300),
         "K2-large": digits_run(TWO, "random", 1200, rounds=30),
