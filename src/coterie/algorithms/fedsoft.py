@@ -174,16 +174,21 @@ class FedSoft(Algorithm):
 
     @task
     def train(self, client: Client, models: Params, share: Tensor) -> Reply:
-        def pull(params: Params, models: Params, share: Tensor) -> Tensor:
-            total = torch.zeros((), dtype=torch.float64)
-            for name, leaf in params.items():
-                if trainable((name,), leaf):
-                    apart = (leaf - models[name]).double().square().flatten(1).sum(1)  # [k]
-                    total = total + (share * apart).sum()
-            return self.strength / 2 * total
+        # Pulls of u_s towards every centre are, but for a constant, one of their sum towards the
+        # mean of the centres.
+        total = share.sum()
+        mean = {name: _blend(leaf, share / total) for name, leaf in models.items()}
+
+        def pull(params: Params, mean: Params, total: Tensor) -> Tensor:
+            apart = [
+                (leaf - mean[name]).square().sum().double()
+                for name, leaf in params.items()
+                if trainable((name,), leaf)
+            ]
+            return self.strength / 2 * total * torch.stack(apart).sum()
 
         penalty = pull if self.strength else None
-        given = (models, share) if self.strength else ()
+        given = (mean, total) if self.strength else ()
         own = self.local(
             client, client.state["params"], self.model.losses, penalty=penalty, given=given
         )
@@ -202,10 +207,7 @@ class FedSoft(Algorithm):
         share, trained = client.state["share"], client.state["trained"]
 
         def one(centre: Tensor, own: Tensor) -> Tensor:
-            if not centre.is_floating_point():
-                return torch.where(trained, own, centre[0])
-            weight = share.to(centre.dtype).reshape(-1, *(1,) * (centre.ndim - 1))
-            return torch.where(trained, own, (weight * centre).sum(0))
+            return torch.where(trained, own, _blend(centre, share))
 
         return tree_map(one, given["models"], client.state["params"])
 
@@ -221,3 +223,10 @@ class FedSoft(Algorithm):
         # Centres are means of the clients' models, so they stay where they are without local work
         # only if all begin alike.
         return cls(problem.model, problem.local, problem.n_groups, init_models="same")
+
+
+def _blend(leaf: Tensor, share: Tensor) -> Tensor:
+    """The centres' weights in shares; counters are those of the first."""
+    if not leaf.is_floating_point():
+        return leaf[0]
+    return (share.to(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0)
