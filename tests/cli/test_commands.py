@@ -107,6 +107,13 @@ def test_the_version_is_told(call):
     assert out.startswith("coterie 0.")
 
 
+def test_a_warning_is_a_sentence():
+    warns = "app.app = lambda **given: warnings.warn('IFCA: nobody is left.')"
+    start = f"import warnings; from coterie.cli import app, main; {warns}; main()"
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
+    assert done.stderr == "Warning: IFCA: nobody is left.\n"
+
+
 def test_the_package_runs_as_the_command():
     said = subprocess.run(
         [sys.executable, "-m", "coterie", "--version"], capture_output=True, text=True, check=True
