@@ -221,7 +221,7 @@ def _settle(method: "FedGMI", fed: Federation, state: "State", ids: Ids) -> "Sta
 
 
 def judged(method: "FedGMI", state: "State") -> tuple["State", Info, bool, Tensor]:
-    """Warn of partitions that mean nothing, of empty components, of shares in dispute.
+    """Warn of partitions that mean nothing and of empty components.
 
     Returns the state, what a person may look at, whether to start again from moments, and which
     components have twice been given nothing.
@@ -250,12 +250,6 @@ def judged(method: "FedGMI", state: "State") -> tuple["State", Info, bool, Tenso
     elif bool((state.empty > 0).any()):
         names = torch.nonzero(state.empty > 0).flatten().tolist()
         warnings.warn(f"FedGMI: component {names} got no sample of anybody.", stacklevel=4)
-    if apart > 0.05:
-        warnings.warn(
-            f"FedGMI: shares by tail and by anchor differ by {apart:.2f} on average: they are "
-            "bracketed, not known. Quote both.",
-            stacklevel=4,
-        )
     return state, info, False, barren
 
 
