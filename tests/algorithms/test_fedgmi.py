@@ -383,6 +383,12 @@ def test_three_components():
     from coterie.metrics import mixture_error
 
     assert mixture_error(found.shares, truth)["mae"] < 0.06
+    early = make(shares="moments").mixture(state, fed.everyone())  # from mean codes alone
+    assert torch.equal(early.shares, found.others["moments"])
+    assert early.evidence["estimate"] == "moments"
+    assert mixture_error(early.shares, truth)["mae"] < 0.15
+    assert bool((early.errors > 0).all())
+    assert float(early.errors.max()) < 0.2
 
 
 def test_totals_match_the_target():

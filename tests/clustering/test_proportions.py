@@ -94,6 +94,17 @@ def test_equal_points_are_no_trouble():
     assert sorted(mix.corners(torch.zeros(3, 1), 2).tolist()) == [0, 1]
 
 
+def test_errors_of_barycentric_shares_are_the_scatter_of_means():
+    at = torch.tensor([[0.0, 0.0], [6.0, 0.0], [1.0, 5.0]], dtype=torch.float64)
+    inside = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64) @ at
+    n = 25
+    means = inside + normal(seed_key(3), (20_000, 2), torch.float64) / math.sqrt(n)
+    shares = mix.barycentric(means, at)  # far from the edges, so nothing is cut off
+    errors = mix.barycentric_errors(at, torch.tensor([n]))[0]
+    torch.testing.assert_close(shares.std(0), errors, rtol=0.02, atol=0)
+    assert mix.barycentric_errors(at[:1, :0], torch.tensor([n])).tolist() == [[0.0]]
+
+
 def test_the_null_point():
     assert mix.null_point(50, 16) == pytest.approx(2.78, abs=0.1)
 

@@ -266,7 +266,11 @@ def _warn_of_trivial(
     tried = method.start == "moments" or bool(state.restarted)
     again = method.restart and not tried
     then = "Starting again from moments." if again else "Use start='moments'."
-    then = "Components may look alike, or n_components is wrong." if tried else then
+    if tried:
+        then = (
+            "Components may look alike, or n_components is wrong. shares='moments' rests on mean "
+            "codes alone."
+        )
     warnings.warn(f"FedGMI: the partition is trivial: {why}. {then}", stacklevel=5)
     return again
 
@@ -338,7 +342,9 @@ def estimates(method: "FedGMI", state: "State", ids: Ids) -> Mixture:
     }
     known = {name: _known(value[ids]) for name, value in every.items()}
     errors = _known(state.errors[ids])
-    if method.shares != "tail":  # of a share by count, as far as chance goes
+    if method.shares == "moments":
+        errors = mix.barycentric_errors(state.corners, state.size[ids])
+    elif method.shares != "tail":  # of a share by count, as far as chance goes
         share, n = known[method.shares], state.size[ids][:, None].clamp(min=1)
         errors = (share * (1 - share) / n).sqrt()
     evidence = {

@@ -117,7 +117,8 @@ class FedGMI(Algorithm):
         Let total counts match the shares by `tail`, those of the moments, or nothing; bins of a
         component's margins, and how many of the clearest are its own.
     shares
-        Which estimate is reported: `tail`, `count`, `anchor`, `em`.
+        Which estimate is reported: `tail`, `count`, `anchor`, `em`, or `moments`, which rests on
+        clients' mean codes alone and stands where samples cannot be divided.
     train_parts
         What clients train; "facts": each as its fact `trains` says, (VAE, expert) as 0 and 1.
     penalty
@@ -154,7 +155,7 @@ class FedGMI(Algorithm):
     offset: Literal["tail", "moments", "none"] = "tail"
     bins: Annotated[int, Ge(2)] = 8
     pure_bins: Annotated[int, Ge(0)] = 2
-    shares: Literal["tail", "count", "anchor", "em"] = "tail"
+    shares: Literal["tail", "count", "anchor", "em", "moments"] = "tail"
     train_parts: Literal["both", "vaes", "experts", "facts"] = "both"
     penalty: Annotated[float, Ge(0)] = 0.0
     prediction: Literal["expert", "mixed"] = "expert"

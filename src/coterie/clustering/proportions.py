@@ -174,6 +174,21 @@ def barycentric(points: Tensor, at: Tensor) -> Tensor:
     return onto_simplex(torch.linalg.lstsq(system, target, driver="gelsd").solution.T)
 
 
+def barycentric_errors(at: Tensor, n: Tensor) -> Tensor:
+    """Standard errors of shares by `barycentric`, of clients with n samples: [m, k].
+
+    Points are means in units of a sample's scatter; the corners are taken as known.
+
+    >>> barycentric_errors(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 100]))[:, 0]
+    tensor([0.2500, 0.0250], dtype=torch.float64)
+    """
+    k = len(at)
+    ones = torch.ones(k, 1, dtype=torch.float64)
+    inverse = torch.linalg.pinv(torch.cat([at.double(), ones], 1))  # from points to shares
+    slope: Tensor = inverse[: k - 1].square().sum(0).sqrt()  # [k]
+    return slope / n.double().clamp(min=1).sqrt()[:, None]
+
+
 def beyond(points: Tensor, at: Tensor) -> Tensor:
     """Distance of each point from the simplex of the corners, roughly: [m]."""
     inside = barycentric(points, at) @ at.double()
