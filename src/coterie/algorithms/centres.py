@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from coterie.clustering import mixtures
 from coterie.core.algorithm import Algorithm, Evidence
-from coterie.core.client import Client
+from coterie.core.client import Client, task
 from coterie.core.federation import Federation
 from coterie.core.tree import Ids
 
@@ -37,6 +38,35 @@ def known_count(client: Client, n_components: int | Literal["facts"]) -> int:
             )
         return int(client.facts["n_components"])
     return n_components
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a client's own mixture leaves unexplained, as a task."""
+
+    n_components: int | Literal["facts", "auto"]
+
+    @task(stackable=False, phase="features")
+    def scatter(self, client: Client) -> dict[str, Tensor]:
+        x, mask = samples(client)
+        if self.n_components == "auto":
+            k = mixtures.choose_count(client.key, x, "auto", "tied", 1.0)
+        else:
+            k = min(known_count(client, self.n_components), len(x))
+        floor = mixtures.variance_floor(x, mask)
+        mixture, _ = mixtures.local_fit(client.key, x, k, "tied", 1.0, floor)
+        share, _ = mixtures.estep(x, mask, mixture)
+        found = mixtures.moments(x, share, mixture.centres, 2)
+        return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
+
+
+def root_of(within: Tensor) -> Tensor:
+    """Lower triangular root of a covariance with its ridge; a constant feature stays one."""
+    least = mixtures.RIDGE * within.trace() / len(within) + 1e-200
+    root: Tensor = torch.linalg.cholesky(
+        within + least * torch.eye(len(within), dtype=within.dtype)
+    )
+    return root
 
 
 def local_start(client: Client, k: int) -> dict[str, Tensor]:

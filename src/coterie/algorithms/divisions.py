@@ -253,6 +253,16 @@ def judged(method: "FedGMI", state: "State") -> tuple["State", Info, bool, Tenso
     return state, info, False, barren
 
 
+def warn_of_dispute(apart: float) -> None:
+    """Say that two ways to calibrate shares disagree, by so much on average."""
+    if apart > 0.05:
+        warnings.warn(
+            f"FedGMI: shares by tail and by anchor differ by {apart:.2f} on average: they are "
+            "bracketed, not known. Quote both.",
+            stacklevel=3,
+        )
+
+
 def _warn_of_trivial(
     method: "FedGMI", state: "State", total: Tensor, varies: Tensor, differ: float
 ) -> bool:

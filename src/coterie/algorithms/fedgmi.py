@@ -333,13 +333,7 @@ class FedGMI(Algorithm):
     def report(self, fed: Federation, state: State) -> tuple[State, Info]:
         """One last division, whose shares are reported."""
         state, info = self.divide(fed, state, fed.everyone())
-        apart = info["tail_against_anchor"]
-        if apart > 0.05:
-            warnings.warn(
-                f"FedGMI: shares by tail and by anchor differ by {apart:.2f} on average: they are "
-                "bracketed, not known. Quote both.",
-                stacklevel=2,
-            )
+        divisions.warn_of_dispute(info["tail_against_anchor"])
         return _next(state, DONE), info
 
     def divide(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Info]:

@@ -13,9 +13,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms.centres import known_count, samples
+from coterie.algorithms.centres import Within, root_of
 from coterie.algorithms.fedavg import FedAvg
-from coterie.clustering import mixtures
 from coterie.core.aggregate import Mean
 from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
@@ -112,26 +111,6 @@ def principal(data: FederatedData, n_features: Annotated[int, Ge(1)], seed: int 
     return Projection(mean, directions, values[best], values.sum())
 
 
-@dataclass(frozen=True)
-class _Within:
-    """What a client's own mixture leaves unexplained, as a task."""
-
-    n_components: int | Literal["facts", "auto"]
-
-    @task(stackable=False, phase="features")
-    def scatter(self, client: Client) -> dict[str, Tensor]:
-        x, mask = samples(client)
-        if self.n_components == "auto":
-            k = mixtures.choose_count(client.key, x, "auto", "tied", 1.0)
-        else:
-            k = min(known_count(client, self.n_components), len(x))
-        floor = mixtures.variance_floor(x, mask)
-        mixture, _ = mixtures.local_fit(client.key, x, k, "tied", 1.0, floor)
-        share, _ = mixtures.estep(x, mask, mixture)
-        found = mixtures.moments(x, share, mixture.centres, 2)
-        return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
-
-
 def whitened(
     data: FederatedData,
     n_components: Annotated[int, Ge(1)] | Literal["facts", "auto"] = "auto",
@@ -154,11 +133,9 @@ def whitened(
     d = data.gather("train", torch.tensor([0])).x.flatten(2).shape[2]
     fed.begin(0)
     reduce = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
-    _, reply = fed.map(_Within(n_components).scatter, to=fed.everyone(), reduce=reduce)
+    _, reply = fed.map(Within(n_components).scatter, to=fed.everyone(), reduce=reduce)
     within = reply["within"]
-    least = mixtures.RIDGE * within.trace() / d + 1e-200  # a constant feature stays one
-    ridge = least * torch.eye(d, dtype=within.dtype)
-    return Whitening(within, torch.linalg.cholesky(within + ridge))
+    return Whitening(within, root_of(within))
 
 
 def autoencoded(
