@@ -376,6 +376,10 @@ def choose_count(
 
     "auto": the k in 2 to min(10, n / 10) with the largest Calinski-Harabasz index of k-means, plus
     one, because too few is the harmful error. "bic": the mixture with the smallest BIC.
+
+    In a cloud without groups that is stretched along p directions, k-means leaves k**(-2 / p) of
+    the scatter, so the index, which divides by k - 1, grows without end along a line. Below two
+    directions it is divided by k**(2 / p) - 1 instead.
     """
     n, d = x.shape
     most = min(10, n // 10, len(torch.unique(x, dim=0)))
@@ -390,13 +394,22 @@ def choose_count(
             scores.append(float(-2 * value + price))
         return 1 + min(range(most), key=scores.__getitem__)
     whole = float((x - x.mean(0)).square().sum())
+    power = max(1.0, 2 / directions(x))
     best, count = -1.0, 1
     for k in range(2, most + 1):
         within = float(kmeans(fold(key, k), x, k, starts=5)[2])
-        index = torch.inf if within <= 0 else (whole - within) / (k - 1) * (n - k) / within
+        index = torch.inf if within <= 0 else (whole / within - 1) * (n - k) / (k**power - 1)
         if index > best:
             best, count = index, k + 1
     return count
+
+
+def directions(x: Tensor) -> float:
+    """Directions a cloud is stretched along: d if all are alike, 1 on a line, 1 for a point."""
+    y = x - x.mean(0)
+    inner = y.T @ y if x.shape[1] <= len(x) else y @ y.T
+    squares = float(inner.square().sum())
+    return float(inner.trace()) ** 2 / squares if squares > 0 else 1.0
 
 
 def variance_floor(x: Tensor, mask: Tensor) -> Tensor:
