@@ -245,13 +245,16 @@ def draw_erosion(store: Store, out: Path) -> None:
         if not runs:
             continue
         look = {"color": COLOURS[place], "linestyle": DASHES[place % 4]}
-        length = min(len(r["ari"]) for r in runs)
-        curves = np.array([r["ari"][:length] for r in runs])
+        length = max(len(r["ari"]) for r in runs)
+        curves = [r["ari"] for r in runs]  # some seeds were stopped earlier
         for curve in curves if len(curves) > 1 else ():
-            left.plot(range(1, length + 1), curve, color=COLOURS[place], alpha=0.25, linewidth=0.8)
-        left.plot(range(1, length + 1), curves.mean(0), linewidth=2.2, label=arm, **look)
-        marks = [t for t, _ in runs[0]["accuracy"]]
-        means = [np.mean([dict(map(tuple, r["accuracy"]))[t] for r in runs]) for t in marks]
+            x = range(1, len(curve) + 1)
+            left.plot(x, curve, color=COLOURS[place], alpha=0.25, linewidth=0.8)
+        mean = [_at(curves, t) for t in range(1, length + 1)]
+        left.plot(range(1, length + 1), mean, linewidth=2.2, label=arm, **look)
+        exact = [dict(map(tuple, r["accuracy"])) for r in runs]
+        marks = sorted(set().union(*exact))
+        means = [np.mean([one[t] for one in exact if t in one]) for t in marks]
         right.plot(marks, means, linewidth=2, **look)
     left.set_xlabel("round")
     left.set_ylabel("agreement with the true groups (ARI)")

@@ -5,7 +5,8 @@ per-client ARI the mean of each client's own. Rivals: k-FED (ten local starts, k
 server), federated k-means (ten rounds) and, seeing all data, a central spherical mixture with five
 starts. Clients are told how many components they have, as in the paper. On real data two lines
 more: FedGEM in units in which components are round (`coterie.running.features.whitened`), and as it
-is by default, where clients count their components themselves. Run one bar: `python benchmarks/studies/fedgem_bars.py --bar 5`.
+is by default, where clients count their components themselves.
+Run one bar: `python benchmarks/studies/fedgem_bars.py --bar 5`.
 """
 
 import sys
@@ -332,8 +333,8 @@ def bar_8(seeds: int) -> list[Any]:
         make = lambda seed, n=name, c=clients, b=high: split_classes(*uci(n), c, 2, b, seed)  # noqa: E731
         got = compare(f"{name}, {clients} clients, 2-{high}", make, k, seeds, real=True)
         out.append(got)
-        for row in (OWN, "FedGEM"):
-            out += [*_margins(got, 0.0, -0.03, row), _between(got, 1, k + extra, row)]
+        for way in (OWN, "FedGEM"):
+            out += [*_margins(got, 0.0, -0.03, way), _between(got, 1, k + extra, way)]
     return out
 
 
