@@ -235,7 +235,7 @@ def draw_erosion(store: Store, out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from coterie.report.pictures import COLOURS, DASHES
+    from coterie.report.page import COLOURS, DASHES
 
     page = Figure(figsize=(11, 4.4), dpi=100, layout="constrained")
     FigureCanvasAgg(page)

@@ -8,18 +8,16 @@ import pytest
 
 import coterie.report
 from coterie.core.errors import ConfigError, DataError
-from coterie.report import pictures
-from coterie.report.pictures import (
+from coterie.report.journey import (
     NOWHERE,
     OTHERS,
-    apart,
-    compare_figure,
-    compare_picture,
+    _headline,
     journey,
     journey_figure,
     journey_picture,
     spaced,
 )
+from coterie.report.lines import apart, compare_figure, compare_picture
 from coterie.report.record import Record, read
 from coterie.running.build import build
 from coterie.running.loop import run
@@ -190,10 +188,10 @@ def test_headline_says_when_the_groups_were_found_for_good():
     record = made([[0, 1]] * 4, truth=[0, 1])
     for line, ari in zip(record.rounds, (1.0, 0.4, 1.0, 1.0), strict=True):
         line["ari"] = ari
-    words = pictures._headline(journey(record, True))[1]
+    words = _headline(journey(record, True))[1]
     assert words == "finds the true groups exactly after 3 rounds"
     record.rounds[-1]["ari"] = 0.25
-    words = pictures._headline(journey(record, True))[1]
+    words = _headline(journey(record, True))[1]
     assert words == "agreement with the true groups at the end: 0.25 of 1"
 
 

@@ -31,7 +31,7 @@ def compare(
     else:
         print(table)
     if picture is not None:
-        from coterie.report.pictures import compare_picture
+        from coterie.report.lines import compare_picture
 
         compare_picture(folders, picture)
         if not json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.experiments.recipe import Entry, Recipe
 from coterie.experiments.reproduce import Plan
 from coterie.experiments.tables import figures
-from coterie.report.pictures import COLOURS, DPI, INK, SOFT, styled
+from coterie.report.page import COLOURS, DPI, INK, SOFT, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -80,7 +80,7 @@ def _verdict(out: Path) -> Verdict:
 def _picture(folders: list[Path], path: Path) -> Path | None:
     """The picture, where matplotlib is there."""
     from coterie.core.errors import ConfigError
-    from coterie.report.pictures import journey_picture
+    from coterie.report.journey import journey_picture
 
     try:
         journey_picture(folders, path)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.errors import ConfigError
-from coterie.report.pictures import COLOURS, DPI, INK, MARKERS, SOFT, STYLE, UNKNOWN
+from coterie.report.page import COLOURS, DPI, INK, MARKERS, SOFT, STYLE, UNKNOWN
 from coterie.running.frames import Frame
 
 if TYPE_CHECKING:

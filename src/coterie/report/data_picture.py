@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from coterie.report.pictures import DPI, INK, styled
+from coterie.report.page import DPI, INK, styled
 
 MOST = 120  # clients that fit on a picture; of more, evenly spaced ones are drawn
 

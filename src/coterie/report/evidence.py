@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.core.errors import ConfigError
-from coterie.report import pictures
+from coterie.report import page as paper
 from coterie.report.table import Table
 
 if TYPE_CHECKING:
@@ -92,27 +92,27 @@ def picture(curves: Sequence[Line], out: str | Path) -> Path:
             "Picture: there is no evidence, because the number of groups was given. Leave n_groups "
             "out and give max_groups."
         )
-    return pictures.draw(lambda: figure(curves), out)
+    return paper.draw(lambda: figure(curves), out)
 
 
 def figure(curves: Sequence[Line]) -> "Figure":
     """A panel per curve, side by side; the one that decided is drawn in full colour."""
-    page = pictures.new_page(0.4 + 5.6 * len(curves), 4.6)
+    page = paper.new_page(0.4 + 5.6 * len(curves), 4.6)
     for place, line in enumerate(curves):
-        ax = pictures.axes_at(page, 0.95 + 5.6 * place, 0.75, 4.4, 2.85)
+        ax = paper.axes_at(page, 0.95 + 5.6 * place, 0.75, 4.4, 2.85)
         _curve(ax, line)
         name = TITLES.get(line["name"], line["name"])
         k = line["chosen"]
         chosen = "no number fits" if k is None else f"{k} group{'s' if k > 1 else ''}"
         role = "" if line["decides"] or len(curves) == 1 else "  (does not decide)"
-        pictures.headed(ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}"))
+        paper.headed(ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}"))
     return page
 
 
 def _curve(ax: "Axes", line: Line) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    colour = pictures.COLOURS[0] if line["decides"] else pictures.UNKNOWN
+    colour = paper.COLOURS[0] if line["decides"] else paper.UNKNOWN
     points = [(k, v) for k, v in zip(line["ks"], line["values"], strict=True) if v is not None]
     ks, values = [k for k, _ in points], [v for _, v in points]
     most = list(line["threshold"])
@@ -121,7 +121,7 @@ def _curve(ax: "Axes", line: Line) -> None:
     if most:
         edge = [ks[0] - 0.5, *line["ks"], line["ks"][-1] + 0.5]
         ax.plot(
-            edge, [most[0], *most, most[-1]], color=pictures.COLOURS[4], linewidth=1.3,
+            edge, [most[0], *most, most[-1]], color=paper.COLOURS[4], linewidth=1.3,
             linestyle="--", zorder=2, label="up to here it is noise",
         )  # fmt: skip
     if most and low > 0:  # ratios: the eye must see what lies around 1
@@ -131,7 +131,7 @@ def _curve(ax: "Axes", line: Line) -> None:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
     found = dict(points)
-    marks = [("chosen", pictures.COLOURS[2], "o", 12), ("runner_up", pictures.SOFT, "s", 8)]
+    marks = [("chosen", paper.COLOURS[2], "o", 12), ("runner_up", paper.SOFT, "s", 8)]
     for key, shade, marker, size in marks if line["chosen"] is not None else ():
         k = line[key]
         if k not in found:
@@ -145,4 +145,4 @@ def _curve(ax: "Axes", line: Line) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     ax.grid(visible=False, axis="x")
     ax.set_xlabel("number of groups")
-    ax.legend(loc="upper right", frameon=False, fontsize=10, labelcolor=pictures.INK)
+    ax.legend(loc="upper right", frameon=False, fontsize=10, labelcolor=paper.INK)

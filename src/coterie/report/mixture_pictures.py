@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coterie.report.pictures import COLOURS, DPI, INK, MARKERS, SOFT, styled
+from coterie.report.page import COLOURS, DPI, INK, MARKERS, SOFT, styled
 
 Numbers = Sequence[Sequence[float]]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from coterie.core.errors import ConfigError
 from coterie.report.mixture_pictures import _page
-from coterie.report.pictures import COLOURS, SOFT
+from coterie.report.page import COLOURS, SOFT
 from coterie.report.table import Table
 
 FORMATS = {"one": ".4f", "groups": ".4f", "local": ".4f", "gain": "+.4f"}

@@ -1,59 +1,35 @@
-"""Pictures of runs: accuracy side by side, and the clients' way into their groups.
-
-Drawn on figures of their own, without pyplot, so that nothing outside is touched and no display
-is needed. Sizes are in inches.
-"""
+"""The clients' way into their groups: a dot for each, a column for some of the rounds."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.core.errors import ConfigError
+from coterie.report.lines import labels_width, lines, metric
+from coterie.report.page import (
+    COLOURS,
+    DASHES,
+    INK,
+    MARKERS,
+    SOFT,
+    UNKNOWN,
+    axes_at,
+    draw,
+    headed,
+    new_page,
+)
 from coterie.report.record import Record, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours for all kinds of colour vision; yellow, too pale on white, and black
-# are replaced by wine (Tol's "muted") and grey.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#882255", "#666666")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
-INK, SOFT, FAINT, UNKNOWN = "#222222", "#666666", "#E3E3E3", "#B5B5B5"
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "text.color": INK,
-    "text.parse_math": False,  # a folder may have a dollar sign in its name
-    "axes.edgecolor": "#999999",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-}
-ENDINGS = (".png", ".svg", ".pdf")
-DPI = 100
 SHOWN_ROUNDS = 6
 MOST_BANDS = 12  # beyond it the small groups share a band
 KEYS = 16  # colours that the key explains
 NOWHERE, OTHERS = -1, -2  # bands of clients without a group, and of small groups
-
-
-def compare_picture(folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Draw accuracy (loss, where there are no classes) and ARI by round, one line per run."""
-    return draw(lambda: compare_figure(read(folders)), out)
 
 
 def journey_picture(folder: str | Path | Sequence[str | Path], out: str | Path) -> Path:
@@ -63,204 +39,6 @@ def journey_picture(folder: str | Path | Sequence[str | Path], out: str | Path) 
     """
     folders = [folder] if isinstance(folder, str | Path) else folder
     return draw(lambda: journey_figure(read(folders)), out)
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """The style of all pictures; says what to install where it cannot be drawn."""
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        raise ConfigError(
-            "Picture: matplotlib is needed and not installed. "
-            "Install it with: pip install 'coterie[plot]'"
-        ) from error
-    with rc_context(STYLE):
-        yield
-
-
-def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
-    """Draw a figure in the style of all pictures, to a file."""
-    out = Path(out)
-    if out.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"Picture: the file must end in {', '.join(ENDINGS)}. Got {out.name!r}.")
-    with styled():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure().savefig(out)
-    return out
-
-
-def new_page(width: float, height: float) -> "Figure":
-    """An empty figure of some inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    page = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(page)
-    return page
-
-
-def axes_at(page: "Figure", left: float, bottom: float, width: float, height: float) -> "Axes":
-    """Axes at a place given in inches."""
-    w, h = page.get_size_inches()
-    return page.add_axes((left / w, bottom / h, width / w, height / h))
-
-
-def _text_width(page: "Figure", text: str, **look: Any) -> float:
-    artist = page.text(0, 0, text, **look)
-    width = artist.get_window_extent().width / page.dpi
-    artist.remove()
-    return float(width)
-
-
-# lines by round
-
-
-def compare_figure(records: Sequence[Record]) -> "Figure":
-    """Accuracy or loss by round and, where a run has it, ARI beside it."""
-    page = new_page(12, 5)
-    panels = [_metric(records)]
-    if any(record.series("ari")[0] for record in records):
-        title = ("Agreement with the true groups", "adjusted Rand index: 1 exact, 0 chance")
-        panels.append(("ari", title, "{:.2f}"))
-    looks = [
-        {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
-            "marker": MARKERS[i % len(MARKERS)],
-        }
-        for i in range(len(records))
-    ]
-    room = 12 / len(panels)
-    for place, (name, title, shape) in enumerate(panels):
-        margin = 0.3 + _labels_width(page, records, name, shape)
-        ax = axes_at(page, place * room + 0.75, 0.7, room - 0.75 - margin, 3.55)
-        _lines(ax, records, name, shape, looks)
-        headed(ax, title)
-    return page
-
-
-def headed(ax: "Axes", title: tuple[str, str]) -> None:
-    """A bold line, and a quiet one under it."""
-    above: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    ax.annotate(title[0], (0, 1), (0, 27), fontsize=13, fontweight="bold", **above)
-    ax.annotate(title[1], (0, 1), (0, 11), color=SOFT, **above)
-
-
-def _metric(records: Sequence[Record]) -> tuple[str, tuple[str, str], str]:
-    if all(record.series("accuracy")[0] for record in records):
-        return "accuracy", ("Accuracy", "on test data, mean over clients"), "{:.1%}"
-    return "loss", ("Loss", "on test data, mean over clients"), "{:.3g}"
-
-
-def _end_label(record: Record, name: str, shape: str) -> str:
-    return f"{record.label}  {shape.format(record.series(name)[1][-1])}"
-
-
-def _labels_width(page: "Figure", records: Sequence[Record], name: str, shape: str) -> float:
-    """Room that the labels at the line ends need."""
-    texts = [_end_label(record, name, shape) for record in records if record.series(name)[0]]
-    return 0.3 + max((_text_width(page, text, fontweight="bold") for text in texts), default=0)
-
-
-def _lines(
-    ax: "Axes", records: Sequence[Record], name: str, shape: str, looks: list[dict[str, Any]]
-) -> None:
-    """A line per run that has the figure, each with its name and last value at its end."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    drawn = [(r, look) for r, look in zip(records, looks, strict=True) if r.series(name)[0]]
-    first = min(record.series(name)[0][0] for record, _ in drawn)
-    last = max(record.series(name)[0][-1] for record, _ in drawn)
-    step = max(1, math.ceil((last - first) / 8))
-    for place, (record, look) in enumerate(drawn):
-        x, y = record.series(name)
-        start = place * step // len(drawn) if len(x) > step else 0  # marks beside each other
-        width = 1.9 + 1.4 * (len(drawn) - 1 - place) / len(drawn)  # one under another still shows
-        ax.plot(
-            x, y, color=look["color"], linestyle=look["linestyle"], linewidth=width,
-            label=record.label, zorder=3,
-        )  # fmt: skip
-        ax.scatter(
-            x[start::step], y[start::step], s=52, color=look["color"], marker=look["marker"],
-            edgecolors="white", linewidths=0.8, zorder=4,
-        )  # fmt: skip
-    pad = max(0.4, 0.03 * (last - first))
-    ax.set_xlim(first - pad, last + pad)
-    ticks = MaxNLocator(5, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
-    ax.set_xticks([int(tick) for tick in ticks.tick_values(first, last) if first <= tick <= last])
-    ax.grid(visible=False, axis="x")
-    ax.set_xlabel("round")
-    if name == "ari":
-        ax.set_ylim(min(-0.05, ax.get_ylim()[0]), 1.05)
-    elif name in ("accuracy", "worst_decile"):
-        low, high = ax.get_ylim()
-        ax.set_ylim(max(-0.02, min(low, high - 0.1)), 1.02 if high > 0.8 else high)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    ax.spines["left"].set_visible(False)
-    _label_ends(ax, drawn, name, shape)
-
-
-def _label_ends(
-    ax: "Axes", drawn: list[tuple[Record, dict[str, Any]]], name: str, shape: str
-) -> None:
-    """Write names at line ends, moved apart where they would overlap, with a thread to the end."""
-    low, high = ax.get_ylim()
-    width, height = (side / DPI for side in ax.get_window_extent().size)
-    size = min(11.0, 72 * height / len(drawn) / 1.5)
-    gap = 1.5 * size / 72 / height
-    ends = [(record.series(name)[1][-1] - low) / (high - low) for record, _ in drawn]
-    left, right = ax.get_xlim()
-    per_inch = (right - left) / width
-    for (record, look), place in zip(drawn, apart(ends, gap), strict=True):
-        x, y = record.series(name)
-        ax.annotate(
-            _end_label(record, name, shape),
-            xy=(x[-1], y[-1]),
-            xytext=(right + 0.16 * per_inch, low + place * (high - low)),
-            textcoords="data",
-            va="center",
-            fontsize=size,
-            fontweight="bold",
-            color=look["color"],
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look["color"],
-                "lw": 0.8,
-                "relpos": (0, 0.5),
-                "shrinkA": 0,
-                "shrinkB": 2,
-            },
-        )
-
-
-def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Places moved as little as need be to lie a gap apart, inside 0 to 1 where that is possible.
-
-    >>> apart([0.5, 0.5, 0.9], 0.1)
-    [0.45, 0.55, 0.9]
-    """
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    blocks: list[tuple[float, list[int]]] = []  # centre, members from low to high
-    for i in order:
-        centre, members = min(max(places[i], 0.0), 1.0), [i]
-        while blocks and centre - blocks[-1][0] < gap * (len(members) + len(blocks[-1][1])) / 2:
-            before, others = blocks.pop()
-            total = len(others) + len(members)
-            centre = (before * len(others) + centre * len(members)) / total
-            members = others + members
-            half = gap * (total - 1) / 2
-            centre = min(max(centre, half), max(1 - half, half))
-        blocks.append((centre, members))
-    out = [0.0] * len(places)
-    for centre, members in blocks:
-        for rank, i in enumerate(members):
-            out[i] = round(centre + gap * (rank - (len(members) - 1) / 2), 9)
-    return out
-
-
-# the journey
 
 
 @dataclass(frozen=True)
@@ -333,11 +111,11 @@ def journey_figure(records: Sequence[Record]) -> "Figure":
     cell = 4.8 / max((len(j.rounds) for j in journeys), default=1)
     wide, high = 1.1 + 4.8 + 1.1, max(bands * band, 3)
     top, between, bottom = (2.0, 1.45, 1.05) if journeys else (0.85, 0, 0.75)
-    panels = [_metric(records)]
+    panels = [metric(records)]
     if down > 1 and all(record.series("worst_decile")[0] for record in records):
         title = ("Accuracy of the worst off", "on test data, mean over the worst tenth of clients")
         panels.append(("worst_decile", title, "{:.1%}"))
-    labels = max(_labels_width(new_page(1, 1), records, name, shape) for name, _, shape in panels)
+    labels = max(labels_width(new_page(1, 1), records, name, shape) for name, _, shape in panels)
     left, lines_wide = 0.25 + across * wide, 2.5 if journeys else 5.0
     page = new_page(
         left + 0.75 + lines_wide + max(labels, 1.4) + 0.2,
@@ -353,7 +131,7 @@ def journey_figure(records: Sequence[Record]) -> "Figure":
     for place, (name, title, shape) in enumerate(panels):
         y = bottom + (down - 1 - place) * (high + between)
         ax = axes_at(page, left + 0.75, y, lines_wide, high)
-        _lines(ax, records, name, shape, _quiet_looks(records))
+        lines(ax, records, name, shape, _quiet_looks(records))
         headed(ax, title)
     if journeys:
         _words(page, journeys, known)
