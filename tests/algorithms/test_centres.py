@@ -41,6 +41,15 @@ def test_kfed_takes_the_samples_where_there_are_few(engine):
     assert int((state.members >= 0).sum()) == 4
 
 
+def test_kfed_may_begin_with_the_client_that_has_the_most_centres(engine):
+    # Centres 4; 0, 10, 20; 6. From 0, 10, 20 the groups are {0, 4}, {10, 6}, {20}. From 4 or 6 the
+    # farthest are 20, and 10 or 0; the groups are {0, 4, 6}, {10}, {20} or {0}, {4, 6, 10}, {20}.
+    for order in ([4.0], [0.0, 10.0, 20.0], [6.0]), ([0.0, 10.0, 20.0], [6.0], [4.0]):
+        method = KFed(n_clusters=3, n_components=3, start="k-means", first="most")
+        state = rounds(method, engine(points(*order)), 1)
+        assert sorted(state.centres.flatten().tolist()) == pytest.approx([2.0, 8.0, 20.0])
+
+
 def test_kfed_says_when_there_are_too_few_centres(engine):
     with pytest.raises(ConfigError, match="at least n_clusters=5"):
         rounds(

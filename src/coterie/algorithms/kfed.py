@@ -5,9 +5,10 @@ lie far apart, and each client's cluster belongs to the nearest of these.
 
 References: Dennis, Li, Smith: Heterogeneity for the win: one-shot federated clustering, ICML 2021,
 arXiv 2103.00697, Algorithms 1 and 2.
-Departures: the first centres are those of a client drawn by name; an empty set of core samples
-falls back to its seed; with as few samples as clusters the samples are the centres.
-Notes: `start="k-means"` and `passes=100` make a stronger rival than the paper's one pass.
+Departures: an empty set of core samples falls back to its seed; with as few samples as clusters the
+samples are the centres.
+Notes: `start="k-means"` and `passes=100` make a stronger rival than the paper's one pass. Whose
+centres come first is left open by the paper, and decides much where clusters are of unequal size.
 """
 
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class KFed(Algorithm):
         Local k-means from the paper's projected seeds ("spectral"), or the best of ten k-means.
     passes
         Assignments of centres to groups on the server; the paper has one.
+    first
+        Whose centres come first: "any" client's, drawn by name, or one's with the "most" of them.
     """
 
     title: ClassVar[str] = "One-shot federated k-means"
@@ -60,6 +63,7 @@ class KFed(Algorithm):
     max_components: Annotated[int, Ge(1)] | None = None
     start: Literal["spectral", "k-means"] = "spectral"
     passes: Annotated[int, Ge(1)] = 1
+    first: Literal["any", "most"] = "any"
 
     @property
     def slots(self) -> int:
@@ -97,7 +101,10 @@ class KFed(Algorithm):
         points = reply["centres"][real]
         found = state.centres
         if not len(found):
-            turn = fed.turns(ids, "first").argmin()
+            turns = fed.turns(ids, "first")
+            if self.first == "most":
+                turns = turns - real.sum(1) * len(turns)  # more before fewer, then by turn
+            turn = turns.argmin()
             found = self._spread_out(points, reply["centres"][turn][real[turn]])
             for _ in range(self.passes):
                 nearest = mixtures.squared_distances(points, found).argmin(1)
