@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -26,6 +28,27 @@ def clouds(seed=0, n=40):
 def fitted():
     xs, _ = clouds()
     return FederatedGaussianMixture(n_components=2, random_state=0).fit(xs)
+
+
+def test_densities_are_in_the_units_of_the_samples():
+    rng, xs = np.random.default_rng(3), clouds(1)[0]
+    stretch = np.array([[3.0, 1.0], [0.0, 0.5]])
+    xs = [x @ stretch for x in xs]
+    found = FederatedGaussianMixture(n_components=2, random_state=0).fit(xs)
+    assert found.n_components_ == 3
+    assert found.covariances_.shape == (3, 2, 2)
+    assert np.allclose(found.covariances_[0], stretch.T @ stretch, rtol=0.3)
+    centres = np.array([[0.0, 0.0], [10.0, 10.0], [20.0, 20.0]]) @ stretch
+    assert np.allclose(found.means_, centres, atol=1)
+    assert np.allclose(found.component_means_, centres[found.component_groups_], atol=1.5)
+    x = rng.normal(size=(5, 2)) @ stretch
+    parts = [
+        np.log(weight) + multivariate_normal(mean, shape).logpdf(x)
+        for weight, mean, shape in zip(
+            found.weights_, found.means_, found.covariances_, strict=True
+        )
+    ]
+    assert np.allclose(found.score_samples(x), logsumexp(parts, axis=0))
 
 
 def test_groups_and_a_list_are_the_same(fitted):

@@ -16,7 +16,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     data = mixture_tight(6, 5, 2, 120, 5.0, 2, 4, seed=3)
-    frames, state = watch(FedGEM(n_components="facts"), data)
+    frames, state = watch(FedGEM(n_components="facts", covariance="tied"), data)
     samples = data.x.numpy()
     for path in (
         balls_picture(frames, arguments.out / "fedgem-balls.png", samples),

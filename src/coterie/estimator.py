@@ -78,7 +78,8 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         List of `Step`, from single components upwards; criterion of the runner-up minus that of the
         number chosen; all numbers almost as good.
     `radii_`
-        [c] ball of each client's component, half the distance at which a twin is merged.
+        [c] ball of each client's component, half the distance at which a twin is merged (with
+        `covariance="tied_full"`, in the units in which components are round).
     `component_means_`, `component_counts_`, `component_clients_`, `component_groups_`
         What clients sent.
 
@@ -96,7 +97,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         n_components: Any = "auto",
         *,
         n_clusters: int | None = None,
-        covariance: str = "tied",
+        covariance: str = "tied_full",
         criterion: str = "icl",
         rounds: int = 10,
         local_steps: int = 1,
@@ -274,10 +275,10 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
 
     def _take(self, method: FedGEM, fed: Simulation, state: State) -> None:
         self._fedgem = method
-        groups = state.groups
+        groups, units = state.groups, state.units
         self.n_components_ = len(groups.n)
-        self.means_ = groups.centres.numpy()
-        self.covariances_ = groups.variance.numpy()
+        self.means_ = pooling.in_data_units(groups.centres, units).numpy()
+        self.covariances_ = pooling.covariances(groups.variance, units).numpy()
         self.weights_ = (groups.n / groups.n.sum()).numpy()
         everyone = fed.everyone()
         with fed.aside():
@@ -285,7 +286,8 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         self.client_weights_ = own["weights"].numpy()
         real = state.sizes > mixtures.EMPTY
         self.component_clients_ = self.clients_[real.nonzero()[:, 0].numpy()]
-        self.component_means_ = state.means[real].numpy()
+        self._component_centres = state.means[real].numpy()
+        self.component_means_ = pooling.in_data_units(state.means[real], units).numpy()
         self.component_counts_ = state.sizes[real].numpy()
         self.component_groups_ = state.members[real].numpy()
         self._component_variances = state.variances[real].numpy()
@@ -311,7 +313,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
     def _ward_path(self) -> merging.Path:
         """The merge path again, from what clients sent."""
         centres, _ = merging.whitened(
-            self.component_counts_, self.component_means_, self._component_variances
+            self.component_counts_, self._component_centres, self._component_variances
         )
         tolerance = self._fedgem.tolerance
         given = self._fedgem.criterion == "given"

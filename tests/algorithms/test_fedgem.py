@@ -19,6 +19,7 @@ from coterie.core.tree import row
 from coterie.data.mixture import federate, mixture_sensitivity, mixture_tight
 from coterie.engines import Simulation
 from coterie.engines.faults import Faults
+from coterie.running.features import with_features
 from tiny import points, rounds
 
 
@@ -54,7 +55,8 @@ def log_likelihoods(fed, data, state):
         use = (state.radii[i] >= 0)[:, None]
         mixture = mixture._replace(centres=torch.where(use, state.centres[i], mixture.centres))
         batch = row(data.gather("train", torch.tensor([i])), 0)
-        values.append(float(mixtures.log_likelihood(batch.x.double(), batch.mask, mixture)))
+        x = batch.x.double() @ state.units if state.units.numel() else batch.x.double()
+        values.append(float(mixtures.log_likelihood(x, batch.mask, mixture)))
     return np.array(values)
 
 
@@ -83,7 +85,7 @@ def test_the_published_round_by_hand(engine):
 def test_one_client_refines_to_its_own_em(engine):
     data = clouds().subset(torch.tensor([0]))
     fed = engine(data)
-    state = played(FedGEM(n_components="facts", refine=40), fed)
+    state = played(FedGEM(n_components="facts", covariance="tied", refine=40), fed)
     k = int(data.client_facts["n_components"][0])
     assert len(state.groups.n) == k
     x = data.gather("train", torch.tensor([0])).x[0]
@@ -140,7 +142,7 @@ def test_nobodys_likelihood_falls_in_the_rounds(covariance, consensus):
 def test_pulling_does_not_move_fixed_points():
     # From local k-means, 60 rounds with the server end where 60 steps of local EM do.
     data = mixture_tight(6, 5, 5, 100, 5.0, 2, 4, seed=1)
-    method = FedGEM(n_components="facts", seeds="k-means", min_count=0.0)
+    method = FedGEM(n_components="facts", covariance="tied", seeds="k-means", min_count=0.0)
     fed = Simulation(data, 0)
     fed.begin(-1)
     state = method.init(fed)
@@ -186,6 +188,7 @@ def test_rounds_converge_linearly_where_groups_are_apart():
         {"n_components": "auto"},
         {"n_components": "bic"},
         {"covariance": "fixed"},
+        {"covariance": "tied"},
         {"covariance": "spherical"},
         {"covariance": "diagonal"},
         {"covariance": "full"},
@@ -210,6 +213,28 @@ def test_every_option_finds_clear_groups(options):
     assert adjusted_rand_score(truth, found) > (0.6 if method.published else 0.95)
     if not method.published and method.criterion != "random_effects":
         assert len(state.groups.n) == 4
+
+
+def test_stretched_groups_are_found_in_units_in_which_they_are_round():
+    # Four clouds eight deviations apart, then one direction is stretched twenty times.
+    turn = torch.linalg.qr(torch.arange(9.0).double().reshape(3, 3).cos())[0]
+    stretch = turn @ torch.diag(torch.tensor([1.0, 1.0, 20.0]).double()) @ turn.T
+    data = with_features(clouds(2), lambda x: x.double() @ stretch)
+    scores = {}
+    for covariance in ("tied", "tied_full"):
+        method = FedGEM(n_components="facts", covariance=covariance)
+        fed = Simulation(data, 0)
+        state = played(method, fed)
+        found, truth = labels(method, fed, state, data)
+        scores[covariance] = adjusted_rand_score(truth, found)
+    assert len(state.groups.n) == 4
+    assert scores["tied"] < 0.9 < 0.99 < scores["tied_full"]
+    # Stretched 20 times, covariances have eigenvalues 400 times apart; local fits cut the long
+    # groups, so that one pass does not make them round, but at least ten times rounder.
+    x = data.x @ state.units
+    within = torch.cov(torch.cat([x[data.y == k] - x[data.y == k].mean(0) for k in range(4)]).T)
+    spread = torch.linalg.eigvalsh(within)
+    assert spread[-1] / spread[0] < 40
 
 
 def test_refinement_never_lowers_the_pooled_likelihood():
@@ -266,6 +291,7 @@ def test_clients_tell_the_variance_of_their_model():
 def test_only_what_is_listed_leaves_a_client():
     allowed = {
         "count": {"count", "features"},
+        "scatter": {"within", "n"},
         "seed": {"count"},
         "update": {"centres", "radii", "n", "still"},
         "summarise": {"n", "centres", "variance"},

@@ -23,7 +23,7 @@ from coterie.running.frames import watch
 @pytest.fixture(scope="module")
 def watched():
     data = mixture_tight(3, 3, 2, 40, 8.0, 2, 3, seed=1)
-    return (*watch(FedGEM(n_components="facts", rounds=3, refine=1), data), data)
+    return (*watch(FedGEM(n_components="facts", covariance="tied", rounds=3, refine=1), data), data)
 
 
 def test_a_frame_after_each_exchange(watched):
@@ -57,7 +57,7 @@ def test_pictures_are_written(watched, tmp_path):
 
 def test_many_features_are_projected(tmp_path):
     data = mixture_tight(3, 3, 5, 40, 8.0, 2, 3, seed=1)
-    frames, _ = watch(FedGEM(n_components="facts", rounds=2, refine=1), data)
+    frames, _ = watch(FedGEM(n_components="facts", covariance="tied", rounds=2, refine=1), data)
     assert balls_picture(frames, tmp_path / "balls.png").exists()
 
 

@@ -40,6 +40,16 @@ def known_count(client: Client, n_components: int | Literal["facts"]) -> int:
     return n_components
 
 
+def unexplained(client: Client, k: int) -> dict[str, Tensor]:
+    """Mean scatter of samples around the centres of a client's own mixture: [d, d]."""
+    x, mask = samples(client)
+    floor = mixtures.variance_floor(x, mask)
+    mixture, _ = mixtures.local_fit(client.key, x, k, "tied", 1.0, floor)
+    share, _ = mixtures.estep(x, mask, mixture)
+    found = mixtures.moments(x, share, mixture.centres, mixtures.NDIM["full"])
+    return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
+
+
 @dataclass(frozen=True)
 class Within:
     """What a client's own mixture leaves unexplained, as a task."""
@@ -48,16 +58,12 @@ class Within:
 
     @task(stackable=False, phase="features")
     def scatter(self, client: Client) -> dict[str, Tensor]:
-        x, mask = samples(client)
+        x, _ = samples(client)
         if self.n_components == "auto":
             k = mixtures.choose_count(client.key, x, "auto", "tied", 1.0)
         else:
             k = min(known_count(client, self.n_components), len(x))
-        floor = mixtures.variance_floor(x, mask)
-        mixture, _ = mixtures.local_fit(client.key, x, k, "tied", 1.0, floor)
-        share, _ = mixtures.estep(x, mask, mixture)
-        found = mixtures.moments(x, share, mixture.centres, 2)
-        return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
+        return unexplained(client, k)
 
 
 def root_of(within: Tensor) -> Tensor:

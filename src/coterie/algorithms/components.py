@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.algorithms.centres import finite, known_count, padded, samples
+from coterie.algorithms.centres import finite, known_count, padded, root_of, samples
 from coterie.clustering import merging, mixtures, overlap, pooling
 from coterie.clustering.mixtures import NDIM, Mixture
 from coterie.clustering.pooling import Array, Groups, Labels
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Evidence
 from coterie.core.client import Client, Reply
 from coterie.core.errors import ConfigError
@@ -31,9 +32,15 @@ OUTSIDE = 0.05  # share of samples far from every centre above which a client fi
 # client: fitting
 
 
-def own_count(method: "FedGEM", client: Client, x: Tensor) -> Tensor:
+def rows(client: Client, units: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples in the units of the components, and which of them count; no units: as they are."""
+    x, mask = samples(client)
+    return (x @ units if units.numel() else x), mask
+
+
+def own_count(method: "FedGEM", client: Client) -> Tensor:
     """How many components a client has: told, or chosen by itself."""
-    rule = method.n_components
+    rule, (x, _) = method.n_components, samples(client)
     if rule == "auto" or rule == "bic":
         key = fold(client.key, "count")
         k = mixtures.choose_count(key, x, rule, method.covariance, method.sigma**2)
@@ -45,6 +52,11 @@ def own_count(method: "FedGEM", client: Client, x: Tensor) -> Tensor:
     return torch.tensor(k)
 
 
+def recalled_count(method: "FedGEM", client: Client) -> int:
+    """How many components a client said it has."""
+    return int(client.state["count"] if "count" in client.state else own_count(method, client))
+
+
 def own_best(method: "FedGEM", client: Client, x: Tensor, k: int) -> tuple[Mixture, Tensor]:
     """A client's best fit by itself, and its log-likelihood."""
     floor = mixtures.variance_floor(x, torch.ones(len(x), dtype=torch.bool))
@@ -52,10 +64,10 @@ def own_best(method: "FedGEM", client: Client, x: Tensor, k: int) -> tuple[Mixtu
     return mixtures.local_fit(fold(client.key, "own"), x, k, *options)
 
 
-def first(method: "FedGEM", client: Client, slots: int, late: bool) -> Mixture:
+def first(method: "FedGEM", client: Client, units: Tensor, slots: int, late: bool) -> Mixture:
     """Seeds, from which rounds go on; one's own best fit where there are none."""
-    x, mask = samples(client)
-    k = int(client.state["count"] if "count" in client.state else own_count(method, client, x))
+    x, mask = rows(client, units)
+    k = recalled_count(method, client)
     if k > slots:
         raise ValueError(
             f"it has {k} components, and there is room for {slots}. Set max_components"
@@ -83,9 +95,9 @@ def offered(method: "FedGEM", client: Client, own: Mixture, n: Tensor, radii: Te
     return Reply(sent, keep=own._asdict())
 
 
-def summary(method: "FedGEM", client: Client, mixture: Mixture, slots: int) -> Reply:
+def summary(method: "FedGEM", client: Client, units: Tensor, mixture: Mixture, slots: int) -> Reply:
     """Counts, centres and variances after one more step, without the small components."""
-    x, mask = samples(client)
+    x, mask = rows(client, units)
     floor, ndim = mixtures.variance_floor(x, mask), NDIM[method.covariance]
     while True:
         share, _ = mixtures.estep(x, mask, mixture)
@@ -181,7 +193,7 @@ def clipped(x: Tensor, most: float | None) -> Tensor:
 
 def settled(client: Client, groups: Tree, slots: int) -> Reply:
     """Which groups a client holds, and how many of its samples lie outside all of them."""
-    x, _ = samples(client)
+    x, _ = rows(client, groups["units"])
     centres, variance, merges = (groups[name] for name in ("centres", "variance", "merges"))
     weights, keep = group_weights(client, merges, len(centres)), None
     if weights is None:
@@ -206,7 +218,7 @@ def settled(client: Client, groups: Tree, slots: int) -> Reply:
 
 def with_extra(method: "FedGEM", client: Client, groups: Tree, slots: int) -> Mixture:
     """A mixture of the groups a client holds, and of components fitted to what lies outside."""
-    x, mask = samples(client)
+    x, mask = rows(client, groups["units"])
     centres, variance = groups["centres"], groups["variance"]
     weights = mixtures.fitting_weights(x, centres, variance)
     far = x[mixtures.outside(x, centres, variance, weights)]
@@ -222,17 +234,19 @@ def with_extra(method: "FedGEM", client: Client, groups: Tree, slots: int) -> Mi
 
 def personal(method: "FedGEM", client: Client, given: Tree) -> Tree:
     """The groups with a client's own weights; before the merge, its own components."""
-    if not len(given["centres"]):
-        if "weights" in client.state:
-            return recalled(client)._asdict()
-        x, _ = samples(client)
-        return own_best(method, client, x, int(own_count(method, client, x)))[0]._asdict()
-    weights = group_weights(client, given["merges"], len(given["centres"]))
+    centres, units = given["centres"], given["units"]
+    if not len(centres):
+        own = recalled(client) if "weights" in client.state else None
+        if own is None:
+            k = int(own_count(method, client))
+            own = own_best(method, client, rows(client, units)[0], k)[0]
+        return {**own._asdict(), "units": units}
+    weights = group_weights(client, given["merges"], len(centres))
     if weights is None and client.train.x.ndim > 1 and len(client.train.x):
-        x, _ = samples(client)
-        weights = mixtures.fitting_weights(x, given["centres"], given["variance"])
+        x, _ = rows(client, units)
+        weights = mixtures.fitting_weights(x, centres, given["variance"])
     weights = given["weights"] if weights is None else weights
-    return {"centres": given["centres"], "weights": weights, "variance": given["variance"]}
+    return {"centres": centres, "weights": weights, "variance": given["variance"], "units": units}
 
 
 # server
@@ -248,9 +262,24 @@ class Summaries(NamedTuple):
 
 
 def common(state: "State") -> Tree:
-    """What everybody may know of the groups, and the number of their merge."""
+    """What everybody may know of the groups: also the number of their merge, and their units."""
     centres, variance, _ = state.groups
-    return {"centres": centres, "variance": variance, "merges": state.merges}
+    told = {"centres": centres, "variance": variance}
+    return {**told, "merges": state.merges, "units": state.units}
+
+
+def units(method: "FedGEM", fed: Federation, ids: Ids, d: int) -> Tensor:
+    """Units in which what everybody's own components leave unexplained is round: [d, d].
+
+    None, [0, 0], where the components are to be fitted in those of the samples.
+    """
+    if method.covariance != "tied_full":
+        return torch.zeros(0, 0, dtype=torch.float64)
+    within = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
+    told = fed.map(method.scatter, to=ids, reduce=within)[1]["within"]
+    if not bool(told.trace() > 0):
+        return torch.eye(d, dtype=torch.float64)
+    return torch.linalg.inv(root_of(told)).T
 
 
 def returned(state: "State", ids: Ids) -> Each:
@@ -297,6 +326,24 @@ def partition(method: "FedGEM", told: Summaries, factor: float) -> merging.Merge
     return merging.Merged(overlap.joined(centres, radii, owner), np.zeros((0, 3)), math.inf)
 
 
+def merged(method: "FedGEM", fed: Federation, state: "State") -> tuple["State", Ids]:
+    """Components into groups, numbered anew, and whoever has one of them."""
+    (told, real), factor = summaries(method, state), float(state.factor)
+    if method.criterion == "overlap" and method.radius == "published" and math.isnan(factor):
+        factor = best_factor(method, fed, told, state.units)
+    found = partition(method, told, factor)
+    groups, members = grouped(method, told, found.labels, real)
+    state = state._replace(
+        groups=groups,
+        members=members,
+        merges=state.merges + 1,
+        curve=torch.from_numpy(found.curve),
+        gap=torch.tensor(found.gap, dtype=torch.float64),
+        factor=torch.tensor(factor, dtype=torch.float64),
+    )
+    return state, real.any(1).nonzero().flatten()
+
+
 def grouped(
     method: "FedGEM", told: Summaries, labels: Labels, real: Tensor
 ) -> tuple[Groups, Tensor]:
@@ -309,13 +356,13 @@ def grouped(
     return groups, members
 
 
-def best_factor(method: "FedGEM", fed: Federation, told: Summaries) -> float:
+def best_factor(method: "FedGEM", fed: Federation, told: Summaries, units: Tensor) -> float:
     """The published factor whose merge of two thirds of the clients suits the other third best."""
     ids = torch.from_numpy(np.unique(told.owner))
     fold_of = fed.turns(ids, "folds", every_round=True) % overlap.FOLDS
     own = fold_of[torch.searchsorted(ids, torch.from_numpy(told.owner))].numpy()
     banks = overlap.factor_banks(told.n, told.centres, told.owner, own, method.sigma)
-    asked = fed.map(method.silhouette, each(torch.from_numpy(banks)[fold_of]), to=ids)
+    asked = fed.map(method.silhouette, units, each(torch.from_numpy(banks)[fold_of]), to=ids)
     scores = finite(method, *asked)[1]["score"]
     return overlap.FACTORS[int(scores.mean(0).argmax())]
 

@@ -12,9 +12,9 @@ mixture models with an unknown number of components, ICLR 2026, arXiv 2601.21160
 Departures: the radius is a closed formula (`mixtures.squared_radius`) instead of an optimisation
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
-likelihood of merged summaries instead of balls of a tuned size; challenger, feedback and refinement
-are ours. `published=True` gives the paper's method, whose tuned factor is chosen by three-fold
-silhouette.
+likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"),
+challenger, feedback and refinement are ours. `published=True` gives the paper's method, whose tuned
+factor is chosen by three-fold silhouette.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
 `published`, a silhouette is taken to merged centres, by clients left out of the merge.
@@ -29,7 +29,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from coterie.algorithms import components
-from coterie.algorithms.centres import finite, samples
+from coterie.algorithms.centres import finite, samples, unexplained
 from coterie.clustering import merging, mixtures, overlap, pooling
 from coterie.clustering.mixtures import NDIM, Covariance, Mixture
 from coterie.clustering.pooling import Groups
@@ -50,6 +50,7 @@ PUBLISHED |= {"criterion": "overlap", "radius": "published", "challenger": None,
 class State(NamedTuple):
     stage: Tensor  # place in STAGES
     turn: Tensor  # exchanges done in this stage
+    units: Tensor  # [d, d]  samples times it have round components; [0, 0]: they are as they are
     counts: PerClient  # [clients]  components of each client; -1 before it has any
     centres: Annotated[Tensor, Fill(0)]  # [clients, slots, d]  as returned by the server
     radii: Annotated[Tensor, Fill(-1)]  # [clients, slots]  of the last round; -1: nothing there
@@ -79,8 +80,10 @@ class FedGEM(Algorithm):
         Exchanges in which overlapping components are pulled together (0: one shot), EM steps in
         each, and the share of the allowed radius that is offered.
     covariance, sigma, weights
-        Structure of the components; "fixed" has the variance sigma**2. Each client's weights are
-        its own, or uniform.
+        Structure of the components: "tied" (round, one variance for all of a client), "tied_full"
+        (the same in units in which all clients' components together are round: one exchange more,
+        a covariance up; `radius` and `clip` are lengths in these units), "spherical", "diagonal",
+        "full", or "fixed" to the variance sigma**2. Each client's weights are its own, or uniform.
     seeds, consensus
         First centres: raw k-means++ seeds, or a whole local "k-means" (which leaves the rounds
         nothing to do). Grouped centres go to their weighted "mean", or "pairwise" as in the paper.
@@ -115,7 +118,7 @@ class FedGEM(Algorithm):
     rounds: Annotated[int, Ge(0)] = 10
     local_steps: Annotated[int, Ge(1)] = 1
     eta: Annotated[float, Ge(0), Le(1)] = math.sqrt(0.5)
-    covariance: Covariance = "tied"
+    covariance: Covariance = "tied_full"
     sigma: Annotated[float, Gt(0)] = 1.0
     weights: Literal["own", "uniform"] = "own"
     seeds: Literal["k-means++", "k-means"] = "k-means++"
@@ -156,11 +159,13 @@ class FedGEM(Algorithm):
         ids, reply = fed.map(self.count, to=fed.everyone())
         slots, d = self.max_components or int(reply["count"].max()), int(reply["features"].max())
         groups = pooling.no_groups(d, self.covariance)
+        units = components.units(self, fed, ids, d)
         zeros = torch.zeros(fed.n_clients, slots, d, dtype=torch.float64)
         none = zeros[..., 0]  # [clients, slots]
         state = State(
             stage=torch.tensor(ROUNDS if self.rounds else MERGE),
             turn=torch.tensor(0),
+            units=units,
             counts=fed.per_client(-1),
             centres=zeros,
             radii=none - 1,
@@ -183,10 +188,10 @@ class FedGEM(Algorithm):
         if stage == ROUNDS:
             state, still = self.pull(fed, state, ids)
         elif stage == MERGE:
-            told = fed.map(self.summarise, components.returned(state, ids), to=ids)
+            told = fed.map(self.summarise, state.units, components.returned(state, ids), to=ids)
             state = self.merge(fed, state, *told)
         elif stage == FEEDBACK:
-            given = state.groups.centres, pooling.common_variance(state.groups)
+            given = state.units, state.groups.centres, pooling.common_variance(state.groups)
             state = self.merge(fed, state, *fed.map(self.adopt, *given, to=ids))
         elif self.refine:
             state = self.pool(fed, state, ids)
@@ -220,12 +225,12 @@ class FedGEM(Algorithm):
         if int(state.stage) == REFINEMENT:
             return self.place(fed, state, ids)[0]
         slots, late = torch.zeros(state.radii.shape[1]), (state.stage > ROUNDS).clone()
-        ids, reply = fed.map(self.seed, slots, late, to=ids, at_least=0)
+        ids, reply = fed.map(self.seed, state.units, slots, late, to=ids, at_least=0)
         return state._replace(counts=put(state.counts, ids, reply["count"])) if len(ids) else state
 
     def pull(self, fed: Federation, state: State, ids: Ids) -> tuple[State, bool]:
         """Components whose balls overlap meet inside them; and whether nothing moves any more."""
-        asked = fed.map(self.update, components.returned(state, ids), to=ids)
+        asked = fed.map(self.update, state.units, components.returned(state, ids), to=ids)
         ids, reply = finite(self, *asked)
         centres = put(state.centres, ids, components.pulled(self, ids, reply))
         state = state._replace(centres=centres, radii=put(state.radii, ids, reply["radii"]))
@@ -239,21 +244,9 @@ class FedGEM(Algorithm):
             means=put(state.means, ids, reply["centres"]),
             variances=put(state.variances, ids, reply["variance"]),
         )
-        (told, real), factor = components.summaries(self, state), float(state.factor)
-        if self.criterion == "overlap" and self.radius == "published" and math.isnan(factor):
-            factor = components.best_factor(self, fed, told)
-        found = components.partition(self, told, factor)
-        groups, members = components.grouped(self, told, found.labels, real)
-        state = state._replace(
-            groups=groups,
-            members=members,
-            merges=state.merges + 1,
-            curve=torch.from_numpy(found.curve),
-            gap=torch.tensor(found.gap, dtype=torch.float64),
-            factor=torch.tensor(factor, dtype=torch.float64),
-        )
-        holders = real.any(1).nonzero().flatten()
-        fed.map(self.note, each(members[holders]), state.merges, to=holders, at_least=0)
+        state, holders = components.merged(self, fed, state)
+        given = each(state.members[holders]), state.merges
+        fed.map(self.note, *given, to=holders, at_least=0)
         return state
 
     def pool(self, fed: Federation, state: State, ids: Ids) -> State:
@@ -287,19 +280,22 @@ class FedGEM(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def count(self, client: Client) -> Reply:
-        x, _ = samples(client)
-        k = components.own_count(self, client, x)
-        return Reply({"count": k, "features": torch.tensor(x.shape[1])}, keep={"count": k})
+        k, features = components.own_count(self, client), samples(client)[0].shape[1]
+        return Reply({"count": k, "features": torch.tensor(features)}, keep={"count": k})
 
     @task(stackable=False, phase="cluster")
-    def seed(self, client: Client, slots: Tensor, late: Tensor) -> Reply:
-        mixture = components.first(self, client, len(slots), bool(late))
+    def scatter(self, client: Client) -> dict[str, Tensor]:
+        return unexplained(client, components.recalled_count(self, client))
+
+    @task(stackable=False, phase="cluster")
+    def seed(self, client: Client, units: Tensor, slots: Tensor, late: Tensor) -> Reply:
+        mixture = components.first(self, client, units, len(slots), bool(late))
         memory = components.kept(mixture, len(slots))
         return Reply({"count": memory["count"]}, keep=memory)
 
     @task(phase="cluster")
-    def update(self, client: Client, given: dict[str, Tensor]) -> Reply:
-        (x, mask), mixture = samples(client), components.recalled(client, given)
+    def update(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
+        (x, mask), mixture = components.rows(client, units), components.recalled(client, given)
         kind = self.covariance, mixtures.variance_floor(x, mask), self.weights == "uniform"
         for _ in range(self.local_steps):
             old = mixture
@@ -308,18 +304,18 @@ class FedGEM(Algorithm):
         return components.offered(self, client, mixture, found.n, self.eta * squared.sqrt())
 
     @task(stackable=False, phase="cluster")
-    def summarise(self, client: Client, given: dict[str, Tensor]) -> Reply:
-        x, mask = samples(client)
+    def summarise(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
+        x, mask = components.rows(client, units)
         mixture = components.unpadded(client, components.recalled(client, given))
         if self.challenger is not None and self.rounds:
             best, value = components.own_best(self, client, x, len(mixture.weights))
             least = mixtures.log_likelihood(x, mask, mixture) + self.challenger * mixtures.price(x)
             mixture = best if value > least else mixture
-        return components.summary(self, client, mixture, len(given["use"]))
+        return components.summary(self, client, units, mixture, len(given["use"]))
 
     @task(stackable=False, phase="cluster")
-    def adopt(self, client: Client, centres: Tensor, variance: Tensor) -> Reply:
-        (x, mask), uniform = samples(client), self.weights == "uniform"
+    def adopt(self, client: Client, units: Tensor, centres: Tensor, variance: Tensor) -> Reply:
+        (x, mask), uniform = components.rows(client, units), self.weights == "uniform"
         mixture = components.unpadded(client, components.recalled(client))
         k = int(client.state["wanted"])
         if k <= len(centres):
@@ -328,19 +324,19 @@ class FedGEM(Algorithm):
             other, value = mixtures.em(x, start, self.covariance, floor, uniform)
             least = mixtures.log_likelihood(x, mask, mixture) - self.slack * mixtures.price(x)
             mixture = other if value >= least else mixture
-        return components.summary(self, client, mixture, len(client.state["weights"]))
+        return components.summary(self, client, units, mixture, len(client.state["weights"]))
 
     @task(phase="cluster")
     def note(self, client: Client, members: Tensor, merges: Tensor) -> Reply:
         return Reply({}, keep={"members": members, "merges": merges})
 
     @task(phase="cluster")
-    def silhouette(self, client: Client, banks: Tensor) -> dict[str, Tensor]:
-        return {"score": overlap.silhouettes(*samples(client), banks)}
+    def silhouette(self, client: Client, units: Tensor, banks: Tensor) -> dict[str, Tensor]:
+        return {"score": overlap.silhouettes(*components.rows(client, units), banks)}
 
     @task
     def sums(self, client: Client, groups: Tree, origin: Tensor, members: Tensor) -> Reply:
-        (x, mask), centres = samples(client), groups["centres"]
+        (x, mask), centres = components.rows(client, groups["units"]), groups["centres"]
         held = members[:, None] == torch.arange(len(centres))  # [slots, k]
         own = Mixture(centres, components.restricted(self, client, held), groups["variance"])
         share, _ = mixtures.estep(x, mask, own)
@@ -357,7 +353,7 @@ class FedGEM(Algorithm):
     @task(stackable=False, phase="cluster")
     def bring(self, client: Client, groups: Tree, slots: Tensor) -> Reply:
         mixture = components.with_extra(self, client, groups, len(slots))
-        return components.summary(self, client, mixture, len(slots))
+        return components.summary(self, client, groups["units"], mixture, len(slots))
 
     def deploy(self, state: State, ids: Ids) -> Any:
         n = state.groups.n
@@ -371,7 +367,9 @@ class FedGEM(Algorithm):
     def predict(self, personal: Tree, x: Any) -> Tensor:
         """Log of weight times density for each component: [n, k]; its softmax is the posterior."""
         mixture = Mixture(personal["centres"], personal["weights"], personal["variance"])
-        return mixtures.log_joint(x.reshape(len(x), -1).double(), mixture)
+        x, units = x.reshape(len(x), -1).double(), personal["units"]
+        rows, scale = (x @ units, units.logdet()) if units.numel() else (x, 0.0)
+        return mixtures.log_joint(rows, mixture) + scale
 
     def surprise(self, output: Tensor) -> Tensor:
         """Minus the log-density of each sample, of what `predict` said: [n]."""

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from coterie.core.random import fold, uniform
 
-Covariance: TypeAlias = Literal["fixed", "tied", "spherical", "diagonal", "full"]
-NDIM = {"fixed": 0, "tied": 0, "spherical": 0, "diagonal": 1, "full": 2}
+Covariance: TypeAlias = Literal["fixed", "tied", "tied_full", "spherical", "diagonal", "full"]
+NDIM = {"fixed": 0, "tied": 0, "tied_full": 0, "spherical": 0, "diagonal": 1, "full": 2}
+ONE = ("tied", "tied_full")  # one variance for all components, in the second in round units
 EMPTY = 1e-6  # a component with a smaller count keeps its centre
 FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
 RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
@@ -142,7 +143,7 @@ def mstep(
     some = found.n > EMPTY
     if covariance == "fixed":
         variance = old.variance
-    elif covariance == "tied":
+    elif covariance in ONE:
         variance = torch.maximum(found.scatter.sum() / (d * total), floor).expand(len(n))
     elif covariance == "spherical":
         own = torch.maximum(found.scatter / (d * n), floor)
@@ -171,7 +172,7 @@ def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covar
     n = found.n.clamp(min=EMPTY)
     if covariance == "fixed":
         squared = moved
-    elif covariance == "tied":  # the gain through the common variance is kept in reserve
+    elif covariance in ONE:  # the gain through the common variance is kept in reserve
         squared = new.variance / old.variance * moved
     elif covariance == "spherical":
         a = found.scatter / n
@@ -365,8 +366,8 @@ def price(x: Tensor) -> float:
 
 def n_free(k: int, d: int, covariance: Covariance) -> int:
     """Free numbers of a mixture, weights included."""
-    own = {"fixed": 0, "tied": 0, "spherical": k, "diagonal": k * d, "full": k * d * (d + 1) // 2}
-    return k - 1 + k * d + own[covariance] + (covariance == "tied")
+    own = {"spherical": k, "diagonal": k * d, "full": k * d * (d + 1) // 2}
+    return k - 1 + k * d + own.get(covariance, int(covariance in ONE))
 
 
 def choose_count(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.clustering.mixtures import EMPTY, FLOOR, NDIM, Covariance
+from coterie.clustering.mixtures import EMPTY, FLOOR, NDIM, ONE, Covariance
 
 Array: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
@@ -88,7 +88,7 @@ def structured(variance: Tensor, n: Tensor, covariance: Covariance, fixed: float
     """Variances of groups as the covariance option has them."""
     if covariance == "fixed":
         return torch.full_like(variance, fixed)
-    if covariance == "tied":
+    if covariance in ONE:
         return ((variance * n).sum() / n.sum()).expand(len(n)).clone()
     return variance
 
@@ -151,3 +151,16 @@ def from_sums(
     variance = structured(variance, torch.where(some, n, 0.0), covariance, fixed)
     centres = torch.where(some[:, None], mean + origin, groups.centres)
     return Groups(centres, variance, torch.where(some, n, groups.n))
+
+
+def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
+    """Centres found in other units (samples times `units`), as they are in those of the samples."""
+    return centres @ torch.linalg.inv(units) if units.numel() else centres
+
+
+def covariances(variance: Tensor, units: Tensor) -> Tensor:
+    """Variances found in other units: one covariance each in those of the samples, [k, d, d]."""
+    if not units.numel():
+        return variance
+    back = torch.linalg.inv(units)
+    return variance[:, None, None] * (back.T @ back)

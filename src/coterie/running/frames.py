@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.fedgem import MERGE, REFINEMENT, ROUNDS, STAGES, FedGEM, State
 from coterie.core.algorithm import play
+from coterie.core.errors import ConfigError
 from coterie.data.federated import FederatedData
 from coterie.engines.simulation import Simulation
 
@@ -25,6 +26,11 @@ class Frame(NamedTuple):
 
 def watch(method: FedGEM, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
     """Run a method to its end; a frame after each exchange, and the last state."""
+    if method.covariance == "tied_full":
+        raise ConfigError(
+            "watch: with covariance='tied_full' balls are drawn in other units than the samples "
+            "have. Give covariance='tied'."
+        )
     states = [state for state, _ in play(method, Simulation(data, seed))]
     return [_frame(*step) for step in pairwise(states)], states[-1]
 
