@@ -111,6 +111,7 @@ class FedGEM(Algorithm):
 
     title: ClassVar[str] = "Federated mixture fitting with an unknown number of components"
     supervised: ClassVar[bool] = False
+    summaries: ClassVar[bool] = True
     bar: ClassVar[float] = 0.6  # agreement with the labels of clouds of which clients have ten
 
     n_components: Annotated[int, Ge(1)] | Literal["facts", "auto", "bic"] = "auto"

@@ -155,12 +155,15 @@ def from_sums(
 
 def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
     """Centres found in other units (samples times `units`), as they are in those of the samples."""
-    return centres @ torch.linalg.inv(units) if units.numel() else centres
+    if not units.numel():
+        return centres
+    back: Tensor = torch.linalg.inv(units)
+    return centres @ back
 
 
 def covariances(variance: Tensor, units: Tensor) -> Tensor:
     """Variances found in other units: one covariance each in those of the samples, [k, d, d]."""
     if not units.numel():
         return variance
-    back = torch.linalg.inv(units)
+    back: Tensor = torch.linalg.inv(units)
     return variance[:, None, None] * (back.T @ back)
