@@ -237,6 +237,37 @@ def test_stretched_groups_are_found_in_units_in_which_they_are_round():
     assert spread[-1] / spread[0] < 40
 
 
+def units(data, n_components="facts"):
+    """Units in which everybody's components are round."""
+    fed = Simulation(data, 0)
+    fed.begin(-1)
+    return FedGEM(n_components=n_components).init(fed).units
+
+
+def test_white_components_are_round():
+    data = mixture_tight(5, 3, 2, 200, 15.0, 2, 3, seed=3)
+    turn = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).double()
+    skewed = with_features(data, lambda x: x @ turn)
+    back = torch.linalg.inv(units(skewed))
+    assert (back.T @ back).numpy() == pytest.approx((turn.T @ turn).numpy(), rel=0.15)
+    for k in range(3):
+        own = (skewed.x @ units(skewed))[skewed.y == k]
+        assert torch.cov(own.T).numpy() == pytest.approx(np.eye(2), abs=0.3)
+
+
+def test_white_units_do_not_depend_on_the_units_before():
+    data = mixture_tight(4, 3, 3, 60, 6.0, 2, 3, seed=4)
+    ours = data.x @ units(data, "auto")
+    theirs = 100 * data.x @ units(with_features(data, lambda x: 100 * x), "auto")
+    # Units shift the likelihood, and EM stops by its relative change.
+    assert ours.numpy() == pytest.approx(theirs.numpy(), abs=0.05)
+
+
+def test_constant_features_keep_their_units():
+    data = with_features(mixture_tight(3, 2, 2, 20, 6.0, 2, 2), torch.ones_like)
+    assert torch.equal(units(data, 1), torch.eye(2).double())
+
+
 def test_refinement_never_lowers_the_pooled_likelihood():
     data = clouds(2, separation=3.0)
     method = FedGEM(n_components="facts", rounds=3, refine=8, criterion="bic")

@@ -7,7 +7,7 @@ from sklearn.decomposition import PCA
 
 from coterie.core.errors import ConfigError
 from coterie.data.mixture import mixture_tight
-from coterie.running.features import autoencoded, principal, whitened, with_features
+from coterie.running.features import autoencoded, principal, with_features
 
 
 def test_principal_components_are_the_central_ones():
@@ -37,31 +37,6 @@ def test_clients_keep_their_rows_labels_and_facts():
 def test_more_features_than_there_are():
     with pytest.raises(ConfigError, match="at most 4"):
         principal(mixture_tight(2, 2, 4, 20, 6.0, 2, 2), 5)
-
-
-def test_white_components_are_round():
-    data = mixture_tight(5, 3, 2, 200, 15.0, 2, 3, seed=3)
-    turn = torch.tensor([[1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
-    skewed = with_features(data, lambda x: x @ turn)
-    white = whitened(skewed, "facts")
-    assert white.within.numpy() == pytest.approx((turn.T @ turn).numpy(), rel=0.15)
-    found = with_features(skewed, white)
-    for k in range(3):
-        own = found.x[found.y == k]
-        assert torch.cov(own.T).numpy() == pytest.approx(np.eye(2), abs=0.3)
-
-
-def test_white_units_do_not_depend_on_the_units_before():
-    data = mixture_tight(4, 3, 3, 60, 6.0, 2, 3, seed=4)
-    ours = whitened(data, "auto")(data.x)
-    theirs = whitened(with_features(data, lambda x: 100 * x), "auto")(100 * data.x)
-    # Units shift the likelihood, and EM stops by its relative change.
-    assert ours.numpy() == pytest.approx(theirs.numpy(), abs=0.05)
-
-
-def test_constant_features_can_be_whitened():
-    data = with_features(mixture_tight(3, 2, 2, 20, 6.0, 2, 2), torch.ones_like)
-    assert bool(whitened(data, 1)(data.x).isfinite().all())
 
 
 def test_an_autoencoder_learns_to_tell_groups_apart():

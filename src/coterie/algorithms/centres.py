@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from coterie.clustering import mixtures
 from coterie.core.algorithm import Algorithm, Evidence
-from coterie.core.client import Client, task
+from coterie.core.client import Client
 from coterie.core.federation import Federation
 from coterie.core.tree import Ids
 
@@ -48,22 +47,6 @@ def unexplained(client: Client, k: int) -> dict[str, Tensor]:
     share, _ = mixtures.estep(x, mask, mixture)
     found = mixtures.moments(x, share, mixture.centres, mixtures.NDIM["full"])
     return {"within": found.scatter.sum(0) / len(x), "n": client.train.size}
-
-
-@dataclass(frozen=True)
-class Within:
-    """What a client's own mixture leaves unexplained, as a task."""
-
-    n_components: int | Literal["facts", "auto"]
-
-    @task(stackable=False, phase="features")
-    def scatter(self, client: Client) -> dict[str, Tensor]:
-        x, _ = samples(client)
-        if self.n_components == "auto":
-            k = mixtures.choose_count(client.key, x, "auto", "tied", 1.0)
-        else:
-            k = min(known_count(client, self.n_components), len(x))
-        return unexplained(client, k)
 
 
 def root_of(within: Tensor) -> Tensor:

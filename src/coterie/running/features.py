@@ -1,19 +1,17 @@
 """Fewer, better features before clustering: found by everybody together, applied by each alone.
 
 A step of its own: it takes a federation and gives one with other inputs. Images are clustered in
-the space of such features, not of pixels; and units in which groups are round help any method that
-takes them to be.
+the space of such features, not of pixels.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms.centres import Within, root_of
 from coterie.algorithms.fedavg import FedAvg
 from coterie.core.aggregate import Mean
 from coterie.core.client import Client, task
@@ -53,19 +51,6 @@ class Encoding:
         with torch.no_grad():
             plain = self.model.plain(self.params)
             return plain.encode(x.to(self.model.dtype)).double()  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class Whitening:
-    """Units in which the covariance within components, pooled over everybody, is one."""
-
-    within: Tensor  # [d, d]  in the units of the samples
-    root: Tensor  # [d, d]  lower triangular, of `within` with its ridge
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Samples in these units: [n, d]."""
-        y = torch.linalg.solve_triangular(self.root, x.flatten(1).double().T, upper=False)
-        return y.T.contiguous()
 
 
 @task(stackable=False, phase="features")
@@ -109,33 +94,6 @@ def principal(data: FederatedData, n_features: Annotated[int, Ge(1)], seed: int 
     largest = directions.abs().argmax(1, keepdim=True)
     directions = directions * directions.gather(1, largest).sign()  # a sign that is always the same
     return Projection(mean, directions, values[best], values.sum())
-
-
-def whitened(
-    data: FederatedData,
-    n_components: Annotated[int, Ge(1)] | Literal["facts", "auto"] = "auto",
-    seed: int = 0,
-) -> Whitening:
-    """Units in which everybody's components are as round as one linear map can make them.
-
-    Each client fits a mixture of its own and sends the scatter within its components, d**2 numbers
-    of which only the mean is needed. A common full covariance for all components is then one of
-    equal variances. The first fit takes components to be round, so very long ones, which it cuts in
-    two, are mended only in part. `n_components` is that of `FedGEM`.
-
-    >>> from coterie.data import mixture_tight
-    >>> data = mixture_tight(6, 3, 2, 100, 12.0, 2, 3)
-    >>> wide = with_features(data, lambda x: x * torch.tensor([1, 2]))
-    >>> whitened(wide, "facts").within.diagonal().sqrt().round()
-    tensor([1., 2.], dtype=torch.float64)
-    """
-    fed = Simulation(data, seed, stack=False)
-    d = data.gather("train", torch.tensor([0])).x.flatten(2).shape[2]
-    fed.begin(0)
-    reduce = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
-    _, reply = fed.map(Within(n_components).scatter, to=fed.everyone(), reduce=reduce)
-    within = reply["within"]
-    return Whitening(within, root_of(within))
 
 
 def autoencoded(
