@@ -97,7 +97,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         n_components: Any = "auto",
         *,
         n_clusters: int | None = None,
-        covariance: str = "tied_full",
+        covariance: str | None = None,
         criterion: str = "icl",
         rounds: int = 10,
         local_steps: int = 1,

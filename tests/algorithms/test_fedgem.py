@@ -241,7 +241,7 @@ def units(data, n_components="facts"):
     """Units in which everybody's components are round."""
     fed = Simulation(data, 0)
     fed.begin(-1)
-    return FedGEM(n_components=n_components).init(fed).units
+    return FedGEM(n_components=n_components, covariance="tied_full").init(fed).units
 
 
 def test_white_components_are_round():
@@ -261,6 +261,12 @@ def test_white_units_do_not_depend_on_the_units_before():
     theirs = 100 * data.x @ units(with_features(data, lambda x: 100 * x), "auto")
     # Units shift the likelihood, and EM stops by its relative change.
     assert ours.numpy() == pytest.approx(theirs.numpy(), abs=0.05)
+
+
+def test_clients_that_count_themselves_keep_their_units():
+    assert FedGEM().shape == FedGEM(n_components="bic").shape == "tied"
+    assert FedGEM(n_components="facts").shape == FedGEM(n_components=3).shape == "tied_full"
+    assert FedGEM(covariance="full").shape == "full"
 
 
 def test_constant_features_keep_their_units():

@@ -13,11 +13,10 @@ Departures: the radius is a closed formula (`mixtures.squared_radius`) instead o
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
 likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"),
-challenger, feedback and refinement are ours. `published=True` gives the paper's method, whose tuned
-factor is chosen by three-fold silhouette.
+challenger, feedback and refinement are ours. `published=True` gives the paper's method.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
-`published`, a silhouette is taken to merged centres, by clients left out of the merge.
+`published`, the factor is chosen by a three-fold silhouette to merged centres.
 """
 
 import math
@@ -43,6 +42,7 @@ from coterie.core.tree import Ids, Tree, put
 
 STAGES = ("rounds", "merge", "feedback", "refinement")
 ROUNDS, MERGE, FEEDBACK, REFINEMENT = range(4)
+OWN_COUNT = ("auto", "bic")  # clients choose their number of components
 PUBLISHED = {"covariance": "fixed", "weights": "uniform", "consensus": "pairwise", "refine": 0}
 PUBLISHED |= {"criterion": "overlap", "radius": "published", "challenger": None, "feedback": 0}
 
@@ -83,7 +83,8 @@ class FedGEM(Algorithm):
         Structure of the components: "tied" (round, one variance for all of a client), "tied_full"
         (the same in units in which all clients' components together are round: one exchange more,
         a covariance up; `radius` and `clip` are lengths in these units), "spherical", "diagonal",
-        "full", or "fixed" to the variance sigma**2. Each client's weights are its own, or uniform.
+        "full", or "fixed" to the variance sigma**2; None: "tied_full", and "tied" where clients
+        choose their own number. Each client's weights are its own, or uniform.
     seeds, consensus
         First centres: raw k-means++ seeds, or a whole local "k-means" (which leaves the rounds
         nothing to do). Grouped centres go to their weighted "mean", or "pairwise" as in the paper.
@@ -119,7 +120,7 @@ class FedGEM(Algorithm):
     rounds: Annotated[int, Ge(0)] = 10
     local_steps: Annotated[int, Ge(1)] = 1
     eta: Annotated[float, Ge(0), Le(1)] = math.sqrt(0.5)
-    covariance: Covariance = "tied_full"
+    covariance: Covariance | None = None
     sigma: Annotated[float, Gt(0)] = 1.0
     weights: Literal["own", "uniform"] = "own"
     seeds: Literal["k-means++", "k-means"] = "k-means++"
@@ -147,26 +148,29 @@ class FedGEM(Algorithm):
                 f"criterion={self.criterion!r}, n_clusters={self.n_clusters}."
             )
         if (self.noise is None) != (self.clip is None):
-            got = f"noise={self.noise}, clip={self.clip}"
-            raise ConfigError(f"FedGEM: noise needs clip, and clip noise. Got {got}.")
+            raise ConfigError(f"FedGEM: noise needs clip. Got {self.noise} and {self.clip}.")
+
+    @property
+    def shape(self) -> Covariance:
+        """Covariance as it is used: with too few components, groups would shape the common one."""
+        return self.covariance or ("tied" if self.n_components in OWN_COUNT else "tied_full")
 
     @property
     def tolerance(self) -> float:
         """Exclusivity as it is used: off where local counts may be too large."""
-        usual = 1.0 if self.n_components in ("auto", "bic") else 0.1
+        usual = 1.0 if self.n_components in OWN_COUNT else 0.1
         return usual if self.exclusivity is None else self.exclusivity
 
     def init(self, fed: Federation) -> State:
         ids, reply = fed.map(self.count, to=fed.everyone())
         slots, d = self.max_components or int(reply["count"].max()), int(reply["features"].max())
-        groups = pooling.no_groups(d, self.covariance)
-        units = components.units(self, fed, ids, d)
+        groups = pooling.no_groups(d, self.shape)
         zeros = torch.zeros(fed.n_clients, slots, d, dtype=torch.float64)
         none = zeros[..., 0]  # [clients, slots]
         state = State(
             stage=torch.tensor(ROUNDS if self.rounds else MERGE),
             turn=torch.tensor(0),
-            units=units,
+            units=components.units(self, fed, ids, d),
             counts=fed.per_client(-1),
             centres=zeros,
             radii=none - 1,
@@ -246,8 +250,7 @@ class FedGEM(Algorithm):
             variances=put(state.variances, ids, reply["variance"]),
         )
         state, holders = components.merged(self, fed, state)
-        given = each(state.members[holders]), state.merges
-        fed.map(self.note, *given, to=holders, at_least=0)
+        fed.map(self.note, each(state.members[holders]), state.merges, to=holders, at_least=0)
         return state
 
     def pool(self, fed: Federation, state: State, ids: Ids) -> State:
@@ -258,7 +261,7 @@ class FedGEM(Algorithm):
         ids, reply = fed.map(self.sums, *given, to=ids, reduce=total)
         sums = {name: leaf * len(ids) for name, leaf in reply["sums"].items()}
         sums, least = components.noised(self, fed, sums), mixtures.EMPTY if not self.noise else 1.0
-        kind = self.covariance, self.sigma**2, least
+        kind = self.shape, self.sigma**2, least
         return state._replace(groups=pooling.from_sums(groups, sums, *kind))
 
     def curves(self, state: State) -> list[Curve]:
@@ -274,8 +277,8 @@ class FedGEM(Algorithm):
 
     def extend(self, fed: Federation, state: State, ids: Ids) -> State:
         """Take clients in with what fits no group: extra components for it, and a new merge."""
-        slots = torch.zeros(state.members.shape[1])
-        heard, reply = fed.map(self.bring, components.common(state), slots, to=ids)
+        given = components.common(state), torch.zeros(state.members.shape[1])
+        heard, reply = fed.map(self.bring, *given, to=ids)
         counts = put(state.counts, heard, (reply["n"] > 0).sum(1))
         return self.merge(fed, state._replace(counts=counts), heard, reply)
 
@@ -297,11 +300,11 @@ class FedGEM(Algorithm):
     @task(phase="cluster")
     def update(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
         (x, mask), mixture = components.rows(client, units), components.recalled(client, given)
-        kind = self.covariance, mixtures.variance_floor(x, mask), self.weights == "uniform"
+        kind = self.shape, mixtures.variance_floor(x, mask), self.weights == "uniform"
         for _ in range(self.local_steps):
             old = mixture
             mixture, found = mixtures.step(x, mask, old, *kind)
-        squared = mixtures.squared_radius(found, old, mixture, self.covariance)
+        squared = mixtures.squared_radius(found, old, mixture, self.shape)
         return components.offered(self, client, mixture, found.n, self.eta * squared.sqrt())
 
     @task(stackable=False, phase="cluster")
@@ -322,7 +325,7 @@ class FedGEM(Algorithm):
         if k <= len(centres):
             start = mixtures.heaviest(x, centres, variance, mixture, k, uniform)
             floor = mixtures.variance_floor(x, mask)
-            other, value = mixtures.em(x, start, self.covariance, floor, uniform)
+            other, value = mixtures.em(x, start, self.shape, floor, uniform)
             least = mixtures.log_likelihood(x, mask, mixture) - self.slack * mixtures.price(x)
             mixture = other if value >= least else mixture
         return components.summary(self, client, units, mixture, len(client.state["weights"]))
@@ -341,7 +344,7 @@ class FedGEM(Algorithm):
         held = members[:, None] == torch.arange(len(centres))  # [slots, k]
         own = Mixture(centres, components.restricted(self, client, held), groups["variance"])
         share, _ = mixtures.estep(x, mask, own)
-        sent = pooling.sums(components.clipped(x - origin, self.clip), share, NDIM[self.covariance])
+        sent = pooling.sums(components.clipped(x - origin, self.clip), share, NDIM[self.shape])
         n = sent["n"]
         weights = (held * (n / n.sum() / held.sum(0).clamp(min=1))).sum(1)  # back into slots
         keep = {"weights": weights, "members": members, "merges": groups["merges"]}
@@ -357,8 +360,8 @@ class FedGEM(Algorithm):
         return components.summary(self, client, groups["units"], mixture, len(slots))
 
     def deploy(self, state: State, ids: Ids) -> Any:
-        n = state.groups.n
-        return {**components.common(state), "weights": n / n.sum().clamp(min=1e-300)}
+        weights = state.groups.n / state.groups.n.sum().clamp(min=1e-300)
+        return {**components.common(state), "weights": weights}
 
     @task(stackable=False)
     def personalise(self, client: Client, given: Tree) -> Tree:
