@@ -125,6 +125,12 @@ def test_unknown_names_are_answered_with_the_nearest():
         RECIPES["clove-table1"].chosen(None, ["clov"])
 
 
+def test_a_method_may_be_written_with_either_dash():
+    for name in ("fedgem-bic", "fedgem_bic", "FedGEM-BIC"):
+        chosen = RECIPES["fedgem-real"].chosen(None, [name])
+        assert {study.name.rsplit("/", 1)[-1] for study in chosen} == {"fedgem-bic"}
+
+
 def test_missing_data_are_named_with_what_works_without(tmp_path, monkeypatch):
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     plan = Plan(tmp_path, data_dir=str(tmp_path / "none"))

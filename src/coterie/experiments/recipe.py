@@ -118,15 +118,15 @@ class Recipe:
         self, cells: str | None, methods: Iterable[str] | None, scale: str = "paper"
     ) -> list[Study]:
         """The studies whose name matches a pattern and whose method is wanted."""
-        wanted = {m.lower().replace("-", "_") for m in methods or ()}
-        known = {study.name.rsplit("/", 1)[-1] for study in self.studies()}
-        for method in wanted - known:
-            raise ConfigError(unknown(f"method of {self.name}", method, known))
+        wanted = {_plain(name): name for name in methods or ()}
+        known = {_plain(_method_of(study)): _method_of(study) for study in self.studies()}
+        for method in wanted.keys() - known.keys():
+            raise ConfigError(unknown(f"method of {self.name}", wanted[method], known.values()))
         return [
             study
             for study in self.studies()
             if (cells is None or any(_matches(study.name, part) for part in cells.split(",")))
-            and (not wanted or study.name.rsplit("/", 1)[-1] in wanted)
+            and (not wanted or _plain(_method_of(study)) in wanted)
             and (scale == "paper" or study.quick)
         ]
 
@@ -134,6 +134,15 @@ class Recipe:
         """Estimate for the whole table on one core."""
         n = len(self.seeds) if seeds is None else seeds
         return sum(study.seconds for study in self.studies()) * n / 3600
+
+
+def _method_of(study: Study) -> str:
+    return study.name.rsplit("/", 1)[-1]
+
+
+def _plain(name: str) -> str:
+    """A method's name as people may write it: FedGEM-BIC, fedgem_bic."""
+    return name.lower().replace("-", "_")
 
 
 def _matches(name: str, pattern: str) -> bool:
