@@ -268,14 +268,20 @@ def bar_4(seeds: int) -> list[Any]:
 
 
 def _margins(
-    got: dict[str, Any], em: float, kfed: float, row: str = "FedGEM", rival: str = "k-FED"
+    got: dict[str, Any],
+    em: float,
+    kfed: float,
+    row: str = "FedGEM",
+    rivals: tuple[str, ...] = ("k-FED",),
 ) -> list[Any]:
     mean, name = got["mean"], f"{got['name']}, {row}"
-    ours, centre, other = (mean[key]["ari"] for key in (row, "central EM", rival))
-    return [
-        verdict(f"{name}: ARI {ours:.3f} >= central EM {centre:.3f} {em:+}", ours >= centre + em),
-        verdict(f"{name}: ARI {ours:.3f} >= {rival} {other:.3f} {kfed:+}", ours >= other + kfed),
-    ]
+    ours = mean[row]["ari"]
+    out = []
+    for rival, margin in (("central EM", em), *((rival, kfed) for rival in rivals)):
+        other = mean[rival]["ari"]
+        text = f"{name}: ARI {ours:.3f} >= {rival} {other:.3f} {margin:+}"
+        out.append(verdict(text, ours >= other + margin))
+    return out
 
 
 def _between(got: dict[str, Any], low: float, high: float, row: str = "FedGEM") -> Any:
@@ -311,15 +317,15 @@ def bar_6(seeds: int) -> list[Any]:
 def bar_7(seeds: int) -> list[Any]:
     """100 clients."""
     out: list[Any] = []
-    for name, least, most in (("mnist", 0.46, 14), ("fashion_mnist", 0.42, 18)):
+    for name, least, low, high in (("mnist", 0.46, 10, 14), ("fashion_mnist", 0.42, 11, 18)):
         make = lambda seed, name=name: share_classes(*images(name, 20), 100, 2, 8, 0.7, seed)  # noqa: E731
         got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5)
         ari, seconds = got["mean"]["FedGEM"]["ari"], got["mean"]["FedGEM"]["seconds"]
         out += [got, verdict(f"{name}: ARI {ari:.3f} >= {least}", ari >= least)]
         out.append(
             verdict(
-                f"{name}: K {min(got['K'])}-{max(got['K'])} in 10-{most}",
-                min(got["K"]) >= 10 and max(got["K"]) <= most,
+                f"{name}: K {min(got['K'])}-{max(got['K'])} in {low}-{high}",
+                low <= min(got["K"]) and max(got["K"]) <= high,
             )
         )
         out.append(verdict(f"{name}: a fit takes {seconds:.1f} s <= 30 s", seconds <= 30))
@@ -328,10 +334,9 @@ def bar_7(seeds: int) -> list[Any]:
 
 def bar_8(seeds: int) -> list[Any]:
     """Tables of the UCI repository, with local counts told and as it is by default."""
-    # The paper of k-FED lets any client's centres come first. Of the choices tried on seeds 0 to 7,
-    # 300 and 301, beginning with the client that has the most gives what k-FED was measured to have
-    # on nine data sets when the bar was set. With a client drawn it is far better on frog calls:
-    # FedGEM told local counts stays behind that line of the table.
+    # The paper of k-FED lets any client's centres come first; both choices are rivals. Of five
+    # tried on seeds 0 to 7, 300 and 301, beginning with the client that has the most came nearest
+    # to what k-FED had when the bar was set. With a client drawn it is far better on frog calls.
     out: list[Any] = []
     for name, clients, high, k, extra in (
         ("waveform", 10, 3, 3, 1),
@@ -343,7 +348,8 @@ def bar_8(seeds: int) -> list[Any]:
         got = compare(f"{name}, {clients} clients, 2-{high}", make, k, seeds, real=True)
         out.append(got)
         for way in ("FedGEM", OWN):
-            out += [*_margins(got, 0.0, -0.03, way, MOST), _between(got, 1, k + extra, way)]
+            out += _margins(got, 0.0, -0.03, way, ("k-FED", MOST))
+            out.append(_between(got, 1, k + extra, way))
     return out
 
 
