@@ -85,6 +85,29 @@ def test_skewed_groups_have_the_least_they_need(monkeypatch, kind, least):
             assert len(own) == 4 if kind == 2 else own <= set(published.LABEL_SKEW_3[g])
 
 
+def frequencies(data, split, group):
+    labels = data.y[rows_of_group(data, split, group)].long()
+    return torch.bincount(labels, minlength=10) / len(labels)
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_test_rows_follow_the_training_rows_or_shares_of_their_own(monkeypatch, kind):
+    big = small(6000, 1000)
+    monkeypatch.setattr(sources, "load", lambda name, data_dir=None: big)
+    options = {"kind": kind, "clients_per_group": 1, "n": 60000}
+    for shares, least, most in (("same", 0.0, 0.005), ("own", 0.1, 1.0)):
+        data = make("published_label_skew", test_shares=shares, **options)
+        disjoint(data)
+        apart = [
+            (frequencies(data, "train", g) - frequencies(data, "test", g)).abs().max()
+            for g in range(5)
+        ]
+        assert least <= float(max(apart)) <= most
+        assert all(len(rows_of_group(data, "test", g)) >= (510, 750)[kind - 2] for g in range(5))
+    with pytest.raises(ConfigError, match="test_shares"):
+        make("published_label_skew", test_shares="other", **options)
+
+
 def test_too_few_rows_for_a_skew_are_named(pool):
     with pytest.raises(DataError, match="every group needs 5100"):
         make("published_label_skew", kind=2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from coterie.core.errors import ConfigError, DataError
+from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.random import fold, seed_key, shuffled
 from coterie.core.tree import Tree
 from coterie.data import sources
@@ -18,6 +18,7 @@ from coterie.data.partitions import Turn
 from coterie.data.sources import Pool
 
 SPLITS = ("train", "test")
+TEST_SHARES = ("same", "own")
 Groups = dict[str, list[Tensor]]
 """Rows of each group, by split."""
 
@@ -97,35 +98,45 @@ def skewed(
     sets: Sequence[Sequence[int]],
     least: dict[str, int],
     key: Tensor,
-    alpha: float = 0.5,
+    test_shares: str = "same",
 ) -> Groups:
     """Each class divided among its owners: a reserve evenly, the rest in Dirichlet shares.
 
-    Shares are those of training rows for test rows, too. If a group gets too few rows, the reserve
-    is raised by five points and shares are drawn again; at 100 % all owners have the same.
+    Test rows are divided in the "same" shares as training rows, or in shares of their "own". If a
+    group gets too few rows, the reserve is raised by five points and shares are drawn again; at
+    100 % all owners have the same.
     """
+    if test_shares not in TEST_SHARES:
+        raise ConfigError(unknown("kind of test_shares", test_shares, TEST_SHARES))
+    if test_shares == "same":
+        return _divided(pool, sets, least, key)
+    train = _divided(pool, sets, {"train": least["train"]}, key)
+    return train | _divided(pool, sets, {"test": least["test"]}, fold(key, "test"))
+
+
+def _divided(
+    pool: Pool, sets: Sequence[Sequence[int]], least: dict[str, int], key: Tensor
+) -> Groups:
+    """The rows of some splits, every one in the same shares."""
     owners = [[g for g, own in enumerate(sets) if c in own] for c in range(len(pool.classes))]
     for attempt in range(19):
         reserve = min(0.1 + 0.05 * attempt, 1.0)
-        groups: Groups = {split: [] for split in SPLITS}
-        parts: dict[str, list[list[Tensor]]] = {s: [[] for _ in sets] for s in SPLITS}
+        parts: dict[str, list[list[Tensor]]] = {split: [[] for _ in sets] for split in least}
         for c, own in enumerate(owners):
             if not own:
                 continue
-            drawn = dirichlet_shares(alpha, (len(own),), fold(key, "shares", attempt, c))
+            drawn = dirichlet_shares(0.5, (len(own),), fold(key, "shares", attempt, c))
             shares = reserve / len(own) + (1 - reserve) * drawn
-            for split in SPLITS:
+            for split in least:
                 rows = of_class(pool, split, c, key)
                 cut = rows.split(whole(shares, len(rows)).tolist())
                 for g, mine in zip(own, cut, strict=True):
                     parts[split][g].append(mine)
-        groups = {split: [torch.cat(part) for part in parts[split]] for split in SPLITS}
-        if all(len(rows) >= least[split] for split in SPLITS for rows in groups[split]):
+        groups = {split: [torch.cat(part) for part in parts[split]] for split in least}
+        if all(len(rows) >= least[split] for split in least for rows in groups[split]):
             return groups
-    raise DataError(
-        f"Label skew: every group needs {least['train']} training and {least['test']} test rows. "
-        "There are too few."
-    )
+    wanted = " and ".join(f"{count} {split} rows" for split, count in least.items())
+    raise DataError(f"Label skew: every group needs {wanted}. There are too few.")
 
 
 def dominated(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> list[Tensor]:

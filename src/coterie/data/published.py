@@ -59,6 +59,7 @@ def published_label_skew(
     n: int = 500,
     seed: int = 0,
     partition_seed: int = 0,
+    test_shares: str = "same",
     shuffle_classes: bool = False,
     raw: bool = False,
     data_dir: str | None = None,
@@ -74,6 +75,10 @@ def published_label_skew(
         A data set of ten classes.
     n
         Rows of a client, at most.
+    test_shares
+        Of a class that several groups have (2, 3), test rows are divided in the "same" shares as
+        training rows, or in shares of their "own", as in the code of CLoVE's authors: a client's
+        test rows then follow other class frequencies than its training rows.
     shuffle_classes
         Number the classes in a random order first, as CLoVE's code does for CIFAR-10.
     raw
@@ -85,9 +90,11 @@ def published_label_skew(
         groups = owned(pool, [(2 * g, 2 * g + 1) for g in range(5)])
     elif kind == 2:
         sets = overlapping_sets(10, 5, 4, 2, fold(key, "sets"))
-        groups = skewed(pool, sets, {"train": 5100, "test": 510}, fold(key, "rows"))
+        least = {"train": 5100, "test": 510}
+        groups = skewed(pool, sets, least, fold(key, "rows"), test_shares)
     elif kind == 3:
-        groups = skewed(pool, LABEL_SKEW_3, {"train": 6000, "test": 750}, fold(key, "rows"))
+        least = {"train": 6000, "test": 750}
+        groups = skewed(pool, LABEL_SKEW_3, least, fold(key, "rows"), test_shares)
     elif kind == 4:
         groups = {split: dominated(pool, split, fold(key, "rows", split)) for split in SPLITS}
     else:
@@ -285,14 +292,18 @@ def published_news(
     n: int = 100,
     seed: int = 0,
     partition_seed: int = 0,
+    test_shares: str = "same",
     source: str = "ag_news",
     data_dir: str | None = None,
 ) -> FederatedData:
-    """CLoVE's AG News study: six groups, one for each pair of the four classes."""
+    """CLoVE's AG News study: six groups, one for each pair of the four classes.
+
+    Test rows of a class are divided in the "same" shares as training rows, or in their "own".
+    """
     pool = sources.load(source, data_dir)
     pairs = list(itertools.combinations(range(len(pool.classes)), 2))
     key = fold(seed_key(partition_seed), "news")
-    groups = skewed(pool, pairs, {"train": 300, "test": 300}, key)
+    groups = skewed(pool, pairs, {"train": 300, "test": 300}, key, test_shares)
     clients = fold(seed_key(seed), "clients")
     return only_used(dealt(pool, groups, clients_per_group, n, clients, as_tokens))
 
