@@ -5,6 +5,7 @@ from typing import Any
 
 from coterie.report.page import DPI, INK, styled
 
+SPLITS = ("train", "test")
 MOST = 120  # clients that fit on a picture; of more, evenly spaced ones are drawn
 
 
@@ -16,18 +17,19 @@ def data_picture(data: Any, out: str | Path) -> Path:
     n = len(data)
     order = torch.arange(n) if data.truth is None else data.truth.argsort(stable=True)
     shown = order[torch.linspace(0, n - 1, min(n, MOST)).long()]
-    train, test = (data.sizes(split)[shown].tolist() for split in ("train", "test"))
-    labelled = data.task == "classification"
+    train, test = (data.sizes(split)[shown].tolist() for split in SPLITS)
+    labelled = [s for s in SPLITS if sum(data.sizes(s))] if data.task == "classification" else []
     with styled():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         height = max(3.2, 1.6 + 0.14 * len(shown))
-        page = Figure(figsize=(11 if labelled else 6, height), dpi=DPI, layout="constrained")
+        width = 6 + 5 * len(labelled)
+        page = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(page)
         whole = f" ({len(shown)} of them drawn)" if len(shown) < n else ""
         page.suptitle(f"{data.name or 'Data'}: {n} clients{whole}", color=INK, fontsize=13)
-        grid = page.subplots(1, 2 if labelled else 1, sharey=True, squeeze=False)[0]
+        grid = page.subplots(1, 1 + len(labelled), sharey=True, squeeze=False)[0]
         places = range(len(shown))
         bars = grid[0]
         bars.barh(places, train, color="#0072B2", label="train")
@@ -39,8 +41,12 @@ def data_picture(data: Any, out: str | Path) -> Path:
         )
         bars.set_ylim(len(shown) - 0.5, -0.5)
         bars.set_yticks([])
+        shares = [_shares(data, split, shown) for split in labelled]
+        for axes, split, own in zip(grid[1:], labelled, shares, strict=True):
+            image = _labels(axes, data, own, max(float(own.max()) for own in shares))
+            axes.set_title(f"shares of labels, {split}", fontsize=11, loc="left")
         if labelled:
-            _labels(page, grid[1], data, shown)
+            page.colorbar(image, ax=grid[-1], shrink=0.7)
         if data.truth is not None:
             _groups(grid, data.truth[shown])
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -48,24 +54,27 @@ def data_picture(data: Any, out: str | Path) -> Path:
     return out
 
 
-def _labels(page: Any, axes: Any, data: Any, shown: Any) -> None:
+def _shares(data: Any, split: str, shown: Any) -> Any:
+    """Which share of a client's samples each label is: [clients, labels]."""
     import torch
 
-    rows = data.rows["train"].of_clients(shown)
+    rows = data.rows[split].of_clients(shown)
     counts = torch.zeros(len(shown), data.n_outputs)
     y = data.y[rows.index].long()
     counts.index_put_((rows.owner, y), torch.ones(len(y)), accumulate=True)
-    shares = counts / counts.sum(1, keepdim=True)
+    return counts / counts.sum(1, keepdim=True).clamp(min=1)
+
+
+def _labels(axes: Any, data: Any, shares: Any, most: float) -> Any:
     image = axes.imshow(
-        shares.tolist(), aspect="auto", cmap="viridis", vmin=0, interpolation="nearest"
+        shares.tolist(), aspect="auto", cmap="viridis", vmin=0, vmax=most, interpolation="nearest"
     )
     axes.grid(False)
-    axes.set_title("shares of labels, training samples", fontsize=11, loc="left")
     names = data.classes or [str(c) for c in range(data.n_outputs)]
     if data.n_outputs <= 30:
         turned = 90 if max(map(len, names)) > 2 else 0
         axes.set_xticks(range(data.n_outputs), names, rotation=turned, fontsize=9)
-    page.colorbar(image, ax=axes, shrink=0.7)
+    return image
 
 
 def _groups(grid: Any, truth: Any) -> None:
