@@ -300,8 +300,8 @@ LUCK = (
 DRAWN = (
     "The classes of the groups in label skew 2, and the shares in 2 and 3, are drawn once. "
     "Published deviations do not contain that draw, and ours is another one. Local-only after ten "
-    "rounds deviates between five draws by 2.0 and 3.4 points under label skew 2 (MNIST, FMNIST), by 2.6 "
-    "and 2.1 under 3 (benchmarks/studies/label_skew_draws.py)."
+    "rounds deviates between five draws by 2.0 and 3.4 points under label skew 2 (MNIST, FMNIST), "
+    "by 2.6 and 2.1 under 3 (benchmarks/studies/label_skew_draws.py)."
 )
 SHARES = (
     "Under label skew 2 and 3 the authors' code divides the test rows of a class among groups in "
