@@ -1,8 +1,12 @@
 import torch
+from torch import nn
 
 from coterie import metrics
+from coterie.algorithms import CLoVE
 from coterie.clustering.guard import clip, flat, loners, nearest
+from coterie.clustering.loss_vectors import find_groups
 from coterie.clustering.noise import weighted_ward
+from coterie.core import LocalSGD, Model
 
 TRUTH = torch.arange(20) // 5
 
@@ -73,6 +77,21 @@ def test_what_noise_alone_makes_is_not_far():
 def test_too_few_clients_have_no_loner():
     x = torch.tensor([[0.0], [0.1], [90.0]]).double()
     assert not loners(x, ones(x)).any()
+
+
+def test_groups_that_a_small_cohort_shows_once_or_twice_are_kept():
+    drawn = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8, 10, 15])  # 4, 4, 1 and 1 of the four groups
+    losses = vectors()[drawn]
+    x = losses.double()
+    assert loners(x, ones(x)).nonzero().flatten().tolist() == [8, 9]
+    rules = CLoVE(Model(nn.Linear(1, 2)), LocalSGD(0.1), n_groups=4)
+    found = find_groups(rules, losses, x, ones(x), 4, 4)
+    assert not found.aside.any()
+    assert found.group.tolist() == TRUTH[drawn].tolist()
+    everyone = vectors()
+    everyone[3] = torch.tensor([5.0, -4.0, 5.0, -4.0])  # five clients a group: the guard is on
+    found = find_groups(rules, everyone, everyone.double(), ones(everyone), 4, 4)
+    assert found.aside.nonzero().flatten().tolist() == [3]
 
 
 def test_clients_that_agree_to_the_last_bit_make_nobody_a_loner():

@@ -64,7 +64,7 @@ class CLoVE(Algorithm):
         Unknown K: the fewest groups that scatter at most so often the noise; the elbow; or the best
         silhouette, a larger k only if better by this share, rows repeated if all may stand alone.
     guard, snapshot
-        Clip losses and set loners aside. Newcomers meet the best separated grown bank, or the last.
+        Clip losses, set loners aside (`guard.py`). Newcomers meet the best grown bank, or the last.
     matching, min_group_size, averaging, weights, shared
         Clusters get models by least total loss, or in order; small ones join the nearest. The rest
         as in IFCA; gradients are divided by the weight of the group's members.

@@ -9,6 +9,8 @@ not take part in training.
 
 A client that copies another group's vector cannot be seen here, and a group needs four honest
 members; the members of an honest group of one or two are set aside if the other groups are larger.
+So with a known number of groups nobody is set aside in a cohort of fewer than four clients a group:
+drawn at random, some groups are bound to have one or two there.
 """
 
 import torch
@@ -21,7 +23,7 @@ FAR = 3.0
 FLAT = 0.1
 """Share of the usual difference between models below which a client says nothing."""
 COMPANY = 4
-"""Clients below which nobody can be a loner."""
+"""Clients (of a group, where the number of groups is known) below which nobody is a loner."""
 OTHERS = 2_000  # clients everybody is compared with at most
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.clustering import noise
 from coterie.clustering.choose_k import choose_k
-from coterie.clustering.guard import clip, flat, loners, nearest
+from coterie.clustering.guard import COMPANY, clip, flat, loners, nearest
 from coterie.clustering.hierarchical import ward
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.matching import merge_small, min_cost_matching
@@ -92,7 +92,7 @@ def find_groups(
     least : what a chosen number must not fall below; a survey may see more than losses do.
     """
     aside = torch.zeros(len(x), dtype=torch.bool)
-    if rules.guard:
+    if rules.guard and len(x) >= COMPANY * (k or 1):  # in a small cohort the honest are few, too
         floor = float(rules.clustering == "weighted")  # in units of noise
         aside = loners(x, weight, floor=floor) | flat(clip(losses))
     points, weights = x[~aside], weight[~aside]
