@@ -93,9 +93,10 @@ def _table_13() -> tuple[Entry, ...]:
 # Table 14: partial participation
 
 ABSENT = (
-    "With a tenth of 125 clients, drawn at random, one of the five groups is absent in about three "
-    "rounds of ten. Five clusters are made nonetheless, another group is split, and some clients "
-    "train the wrong model and keep it until they are drawn again. Accuracy is that of all clients."
+    "With a tenth of 125 clients, drawn at random, one of the five groups is often absent (seed 1: "
+    "in 40 of 99 rounds). Five clusters are made nonetheless, another group is split, and some "
+    "clients train the wrong model and keep it until they are drawn again: in these 40 rounds, and "
+    "in no others, the ARI was below 1. Accuracy is that of all clients."
 )
 
 
