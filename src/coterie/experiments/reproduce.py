@@ -22,8 +22,7 @@ from coterie.core.errors import DataError
 from coterie.data import sources
 from coterie.experiments import recipes  # noqa: F401 - lists them
 from coterie.experiments.recipe import RECIPES, Recipe, Study
-from coterie.running.build import Run, build
-from coterie.running.evaluation import examine
+from coterie.running.build import build
 from coterie.running.final import Result, mean
 from coterie.running.folder import no_nan, read_json, to_json, write
 from coterie.running.loop import resume, run
@@ -122,7 +121,7 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
         if folder.exists():  # killed before the first checkpoint
             shutil.rmtree(folder)
         result = run(ready.algorithm, ready.data, ready.settings, folder, chosen(progress))
-    figures = summarise(task, plan, ready, result)
+    figures = summarise(task, plan, result)
     path = summary_path(plan, task.study.name, task.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, to_json(no_nan(figures)))
@@ -162,7 +161,7 @@ def machine() -> str:
     return f"{os.cpu_count()}-core {platform.machine()} CPU, no GPU"
 
 
-def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, Any]:
+def summarise(task: Task, plan: Plan, result: Result) -> dict[str, Any]:
     """The figures of a run that tables and pages need; small enough to keep for good."""
     assert result.folder is not None
     rounds = result.rounds
@@ -190,12 +189,10 @@ def summarise(task: Task, plan: Plan, ready: Run, result: Result) -> dict[str, A
         "bytes": result.summary["bytes"],
     }
     if "accuracy" in result.summary:
-        train = examine(
-            result.algorithm, result.fed, result.state, ready.data.task, split="train"
-        ).accuracy
         figures["accuracy"] = 100 * result.summary["accuracy"]["mean"]
         figures["worst_decile"] = 100 * result.summary["accuracy"]["worst_decile"]
-        figures["train_accuracy"] = 100 * (mean(train) or float("nan"))
+        trained = mean(result.train.accuracy)
+        figures["train_accuracy"] = None if trained is None else 100 * trained
     if any(value is not None for value in ari):
         figures["ari"] = ari[-1]
         figures["ari_seen"] = seen[-1]

@@ -68,6 +68,7 @@ class Result:
     rounds: list[dict[str, Any]]
     evidence: Evidence
     scores: Scores
+    train: Scores  # the same on the data that trained
     summary: dict[str, Any]
     description: dict[str, Any]
     files: dict[str, bytes] = field(repr=False)  # what final/ holds
@@ -105,9 +106,11 @@ def finish(
     train = examine(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, scores, train)
     description = describe(algorithm, data, settings)
-    result = Result(algorithm, data, fed, state, lines, evidence, scores, summary, description, {})
+    result = Result(
+        algorithm, data, fed, state, lines, evidence, scores, train, summary, description, {}
+    )
     result.files = _final_files(result)
-    result.files["held_out.json"] = to_json(no_nan(held_out(result, train)))
+    result.files["held_out.json"] = to_json(no_nan(held_out(result)))
     if folder is not None:
         folder.finish(result.files, summary)
         result.folder = folder.path
@@ -186,13 +189,13 @@ def _final_files(result: Result) -> dict[str, bytes]:
     return files
 
 
-def held_out(result: Result, train: Scores) -> dict[str, Any]:
+def held_out(result: Result) -> dict[str, Any]:
     """Every client's loss on data of its own that trained nothing: what a verdict compares.
 
     Validation rows if there are any, else test rows; with the mean loss by round.
     """
     data, split = result.data, held_split(result.data)
-    scores = result.scores
+    scores, train = result.scores, result.train
     if split != "test":
         scores = examine(result.algorithm, result.fed, result.state, data.task, split=split)
     name = "loss" if split == "test" else "validation_loss"
