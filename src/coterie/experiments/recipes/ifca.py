@@ -105,7 +105,7 @@ DEPARTURES = (
 )
 
 STARTS = (
-    "Everything hangs on the first models. Of twenty draws of four models, sixteen lead to the right "
+    "Everything hangs on the first models. Of twenty draws of four models, sixteen lead to right "
     "groups on rotated MNIST, by round 4; the others stay in wrong ones (among seeds 0 to 4 these "
     "are 1 and 4). Drawn again until each model is preferred by 10 % of the clients, nineteen do; "
     "begun with groups of the survey, all twenty, in round 1 (`benchmarks/studies/ifca_starts.py`, "
