@@ -118,6 +118,16 @@ def test_pages_are_made_from_summaries_alone(tmp_path, monkeypatch):
     assert (tmp_path / "docs" / "tiny.md").read_text() == page
 
 
+def test_one_seed_alone(tmp_path):
+    plan = Plan(tmp_path)
+    reproduce(tiny(), plan, seed=2, quiet=True)
+    kept = sorted(path.name for path in (tmp_path / "summaries" / "paper").iterdir())
+    assert kept
+    assert all(name.endswith("seed-2.json") for name in kept)
+    with pytest.raises(ConfigError, match="no seed 9"):
+        reproduce(tiny(), plan, seed=9, quiet=True)
+
+
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="clove-table1"):
         find("clove-tabel1")

@@ -38,6 +38,9 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds; all if left out.")
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Only this seed, as when machines share the work.")
+    ] = None,
     scale: Annotated[
         Scale, typer.Option(help="The published size, or seconds per run.")
     ] = Scale.paper,
@@ -94,8 +97,10 @@ def reproduce(
         )
     recipe = find(name)
     wanted = None if methods is None else [part.strip() for part in methods.split(",")]
-    chosen = {"cells": cells, "methods": wanted, "seeds": seeds, "jobs": jobs, "quiet": json}
-    paths = work(recipe, plan, **chosen)  # type: ignore[arg-type]
+    if seeds is not None and seed is not None:
+        raise ConfigError("coterie reproduce: --seeds says how many, --seed says which; give one.")
+    chosen = {"cells": cells, "methods": wanted, "seeds": seeds, "seed": seed}
+    paths = work(recipe, plan, **chosen, jobs=jobs, quiet=json)  # type: ignore[arg-type]
     if json:
         from coterie.experiments.tables import Notes, line
 

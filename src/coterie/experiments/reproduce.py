@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie import __version__, data, metrics
-from coterie.core.errors import DataError
+from coterie.core.errors import ConfigError, DataError
 from coterie.data import sources
 from coterie.experiments import recipes  # noqa: F401 - lists them
 from coterie.experiments.recipe import RECIPES, Recipe, Study
@@ -235,6 +235,7 @@ def reproduce(
     cells: str | None = None,
     methods: Iterable[str] | None = None,
     seeds: int | None = None,
+    seed: int | None = None,
     jobs: int = 1,
     quiet: bool = False,
 ) -> list[Path]:
@@ -242,6 +243,11 @@ def reproduce(
     from coterie.experiments.tables import write_tables
 
     wanted = recipe.seeds[: (1 if plan.scale == "quick" else None) if seeds is None else seeds]
+    if seed is not None:
+        if seed not in recipe.seeds:
+            known = ", ".join(map(str, recipe.seeds))
+            raise ConfigError(f"{recipe.name}: no seed {seed}. Those of the paper: {known}.")
+        wanted = (seed,)
     studies = recipe.chosen(cells, methods, plan.scale)
     absent = lacking(studies, plan.data_dir)
     if absent and len(absent) == len({s.source for s in studies}):
