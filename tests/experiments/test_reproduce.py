@@ -65,6 +65,7 @@ def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
     reproduce(recipe, replace(cut, rounds=2), seeds=1, quiet=True)
     assert stored(cut, "tiny/blobs/ifca", 1)["rounds"] == 2
     assert "2 of 4 rounds" in tables.markdown(recipe, cut)
+    assert "**" not in tables.markdown(recipe, cut)  # too short to be judged
     for plan in (whole, cut):
         reproduce(recipe, plan, seeds=1, quiet=True)
     one, other = (stored(plan, "tiny/blobs/ifca", 1) for plan in (whole, cut))

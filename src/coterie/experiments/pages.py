@@ -81,7 +81,8 @@ def _page(recipe: Recipe, plan: Plan) -> str:
         "have not run yet, or their method is not built yet; they fill in when they are.",
         "",
         "Bold: outside two published deviations and outside "
-        "0.5 points of accuracy or 0.05 of ARI, whichever is wider.",
+        "0.5 points of accuracy or 0.05 of ARI, whichever is wider. Runs with fewer rounds than "
+        "published are not judged.",
         "",
         markdown(recipe, plan),
         f"![Published figures and ours]({recipe.name}.png)",

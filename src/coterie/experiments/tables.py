@@ -63,14 +63,15 @@ def line(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes) -> dict[str, st
     digits = _digits(entry)
     text = NOT_BUILT if entry.study is None else ours.text(digits)
     compares = plan.scale == "paper"
+    short = False
     if found:
         rounds, whole = {one["rounds"] for one in found}, found[0]["published_rounds"]
-        if min(rounds) < whole:
+        if short := min(rounds) < whole:
             own.append(f"{'/'.join(map(str, sorted(rounds)))} of {whole} rounds.")
         if compares and len(found) < len(recipe.seeds):
             own.append(f"{len(found)} of {len(recipe.seeds)} seeds.")
     gap = difference(entry, ours) if compares else None
-    good = agrees(entry, ours) if compares else None
+    good = agrees(entry, ours) if compares and not short else None
     return {
         "part": entry.part,
         "row": entry.row,
