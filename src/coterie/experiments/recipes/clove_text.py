@@ -61,7 +61,7 @@ SETS: dict[str, dict[str, Any]] = {
         "model": {"name": "mlp", "hidden": [1000, 500, 100]},
         "groups": 4,
         "source": "amazon",
-        "cost": (6900, 1.1e7),
+        "cost": (6900, 3.5e6),
         "quick": {"n": 60, "clients_per_group": 3},
     },
     "AG News": {
@@ -69,7 +69,7 @@ SETS: dict[str, dict[str, Any]] = {
         "model": {"name": "text_cnn", "n_outputs": 6},
         "groups": 6,
         "source": "ag_news",
-        "cost": (3000, 5e7),
+        "cost": (3000, 2e7),
         "quick": {"n": 40, "clients_per_group": 2},
     },
 }
