@@ -132,10 +132,10 @@ DEPARTURES = (
     "Batches of 100 and steps of 0.001, as in the released code.",
 )
 COUNTS = (
-    "The paper states 7,671 Amazon reviews, about 345 a client, and 1,000 a client; both cannot be. "
-    "Here it is the former, and accuracies are about 4 to 5 points below the printed ones: "
-    "Local-only has 76.0 after 40 rounds. With all 27,677 reviews (`whole = true`), 1,000 a client, "
-    "it has 80.6 after 12 rounds, near the printed 81.2."
+    "The paper states 7,671 Amazon reviews, about 345 a client, and 1,000 a client; it cannot be "
+    "both. Here it is the former, and accuracies are 4 to 5 points below the printed ones: "
+    "Local-only has 76.0 after 40 rounds. With all 27,677 reviews, 1,000 a client "
+    "(`whole = true`), it has 80.6 after 12 rounds, near the printed 81.2."
 )
 SPEED = (("ARI, round 11,", "ari_round_11"), ("first round of ARI 0.9,", "first_round"))
 
