@@ -92,6 +92,7 @@ def _panel(
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.08)
+    axes.locator_params(axis="x", nbins=5)  # long decimals would run into each other
 
 
 def _key() -> list[Any]:
