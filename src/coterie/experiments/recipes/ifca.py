@@ -107,8 +107,8 @@ DEPARTURES = (
 STARTS = (
     "Everything hangs on the first models. With 1,200 clients of rotated MNIST, seeds 0 and 1 were "
     "stopped after 27 and 61 rounds: two turns share a model, and clients of another are divided "
-    "among two. Seed 3 was then chosen because its first models had led to the right groups with 60, "
-    "100 and 300 clients; its figures are those of a start that succeeds, not of a mean over "
+    "among two. Seed 3 was then chosen because its first models had led to the right groups with "
+    "60, 100 and 300 clients; its figures are those of a start that succeeds, not of a mean over "
     "starts. Seeds 2 and 4 have not run with 1,200. Of ten draws of first models four succeed with "
     "300 clients in 8 rounds, of twenty sixteen with 60 in 12. Drawn again until each model is "
     "preferred by 10 % of 60 clients, nineteen of twenty do; begun with groups of the survey, all "
