@@ -14,6 +14,7 @@ from coterie.algorithms.components import OUTSIDE
 from coterie.algorithms.fedgem import FedGEM, State
 from coterie.clustering import merging, mixtures, pooling
 from coterie.clustering.mixtures import Mixture
+from coterie.clustering.ward import Path, cut
 from coterie.core.algorithm import play
 from coterie.core.client import Client, TaskInfo
 from coterie.core.errors import CoterieError
@@ -214,7 +215,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
                 f"n_clusters must be between {low} and {len(self.component_counts_)}, where the "
                 f"merge path goes. Got {n_clusters}."
             )
-        return merging.cut(path, len(self.component_counts_), merges)
+        return cut(path, len(self.component_counts_), merges)
 
     # inside
 
@@ -310,15 +311,13 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
             entropy=method.criterion != "bic",
         )
 
-    def _ward_path(self) -> merging.Path:
+    def _ward_path(self) -> Path:
         """The merge path again, from what clients sent."""
-        centres, _ = merging.whitened(
-            self.component_counts_, self._component_centres, self._component_variances
-        )
-        tolerance = self._fedgem.tolerance
-        given = self._fedgem.criterion == "given"
-        least = 1 if given else merging.fewest(self._owner, tolerance)
-        return merging.ward_path(self.component_counts_, centres, self._owner, tolerance, least)
+        counts, tolerance = self.component_counts_, self._fedgem.tolerance
+        units = merging.whitened(counts, self._component_centres, self._component_variances)
+        least = merging.fewest(self._owner, tolerance)
+        rule = self._fedgem.criterion
+        return merging.merge_path(counts, *units, self._owner, rule, tolerance, least)[0]
 
     def _joint(self, X: Any, groups: Any) -> torch.Tensor:
         check_is_fitted(self)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from copies import copies, same_partition
-from coterie.clustering import merging
+from coterie.clustering import merging, ward
 from coterie.clustering.privacy import epsilon, noise_for
 
 
@@ -22,6 +22,43 @@ def test_components_of_one_client_stay_apart():
     centres = np.array([[0.0], [0.1]])
     assert merging.merge(n, centres, variance, one, tolerance=0.1).labels.tolist() == [0, 1]
     assert merging.merge(n, centres, variance, one, tolerance=1.0).labels.tolist() == [0, 0]
+
+
+def shared_with_pieces(piece, holders):
+    """A heap that clients 0, 1 and 2 hold, and another at a distance, held by these."""
+    centres = np.array([[0.0], [0.0], [0.0], *[[piece]] * len(holders)])
+    return (
+        np.full(len(centres), 100.0),
+        centres,
+        np.ones(len(centres)),
+        np.array([0, 1, 2, *holders]),
+    )
+
+
+@pytest.mark.parametrize(("distance", "groups"), [(0.5, 1), (6.0, 2)])
+@pytest.mark.parametrize("holders", [[2], [1, 2], [0, 1, 2]])
+def test_a_group_nobody_has_without_another_one_is_a_piece_of_it(distance, groups, holders):
+    found = merging.merge(*shared_with_pieces(distance, holders), tolerance=0.1)
+    assert len(set(found.labels)) == groups
+    assert found.curve[found.curve[:, 1].argmin(), 0] == groups
+    never = merging.merge(*shared_with_pieces(distance, holders), tolerance=0.0)
+    assert len(set(never.labels)) == 2
+
+
+def test_groups_that_are_seen_apart_stay_apart():
+    found = merging.merge(*shared_with_pieces(0.5, [2, 3]), tolerance=0.1)  # 3 has it alone
+    assert found.labels.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_ward_merges_go_on_after_a_piece_has_joined():
+    n, centres, _, clients = shared_with_pieces(1.0, [2])
+    far = np.append(n, 100.0), np.append(centres, [[9.0]], 0), np.ones(5), np.append(clients, 3)
+    path, values = merging.merge_path(*far)
+    assert path.joins == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert len(values) == 5
+    assert values.argmin() == 3
+    assert path.costs[2] == pytest.approx(300 * 100 / 400)  # by hand: n m / (n + m) times 1
+    assert path.costs[3] == pytest.approx(400 * 100 / 500 * (9 - 0.25) ** 2)
 
 
 def test_the_effective_radius_is_where_equal_components_merge():
@@ -70,7 +107,7 @@ def test_sparse_and_dense_merges_agree(monkeypatch):
     for seed in range(10):
         n, centres, variance, clients, _ = copies(seed, 40, 5, 12, noise=4.0)
         dense = merging.merge(n, centres, variance, clients)
-        monkeypatch.setattr(merging, "DENSE", 20)
+        monkeypatch.setattr(ward, "DENSE", 20)
         sparse = merging.merge(n, centres, variance, clients)
         monkeypatch.undo()
         assert same_partition(dense.labels, sparse.labels)

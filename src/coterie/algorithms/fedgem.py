@@ -12,8 +12,8 @@ mixture models with an unknown number of components, ICLR 2026, arXiv 2601.21160
 Departures: the radius is a closed formula (`mixtures.squared_radius`) instead of an optimisation
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
-likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"),
-challenger, feedback and refinement are ours. `published=True` gives the paper's method.
+likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"), joins
+of nested groups, challenger, feedback and refinement are ours. `published=True`: as in the paper.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
 `published`, the factor is chosen by a three-fold silhouette to merged centres.
@@ -92,8 +92,8 @@ class FedGEM(Algorithm):
         When to stop merging: "icl", "bic" (close Gaussian groups), "random_effects" (clients'
         copies of a centre differ), "overlap" (balls of a given `radius`), or "given" `n_clusters`.
     exclusivity
-        A group may hold two components of one client for at most this share of its clients. 0:
-        never, 1: no restriction; None: 0.1, and 1 where clients choose their own number.
+        A group may hold two components of one client for at most this share of its clients, or if
+        it has a part no one has without the rest. 0: never, 1: always; None: 0.1, "auto", "bic": 1.
     radius, factor
         Balls of "overlap": "statistical", "published" or a number; factor of the published one,
         None: the best three-fold silhouette.

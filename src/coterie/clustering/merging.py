@@ -1,185 +1,23 @@
 """From the components of many clients to the groups they are copies of.
 
 A path of Ward merges on summaries (count, centre, variance), and a criterion that says where on the
-path to stop. A group holds at most one component of a client, up to a tolerance. Everything is
-float64 NumPy on the server; no sample is ever seen here.
+path to stop. A group holds at most one component of a client, up to a tolerance, unless it has
+swallowed a group that nobody has without it. Everything is float64 NumPy on the server; no sample
+is ever seen here.
 """
 
-import heapq
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.spatial import cKDTree
 
-from coterie.clustering.overlap import TREE_DIMENSIONS
-from coterie.clustering.pooling import Array, Labels
+from coterie.clustering.pooling import Array, Labels, mean_variance
+from coterie.clustering.ward import Path, cut, holder_bits, ward_path
 from coterie.core.algorithm import Curve
 
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
 
-DENSE = 600  # up to so many components, all pairs are candidates
-NEIGHBOURS = 16  # above, each component's nearest ones
 FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
-
-
-class Path(NamedTuple):
-    """Merges from single components upwards."""
-
-    joins: list[tuple[int, int]]  # roots that become one; the smaller index stays
-    costs: Array  # [p]  Ward cost of each
-
-
-def ward_path(
-    mass: Array, centres: Array, clients: Labels, tolerance: float = 0.1, k_min: int = 1
-) -> Path:
-    """Merge the allowed pair of smallest Ward cost until none is left or there are `k_min` groups.
-
-    Two groups may merge if the clients they share are at most `tolerance` times those of the
-    larger one: below ten holders, none.
-    """
-    if len(mass) <= DENSE:
-        return _dense_path(mass, centres, clients, tolerance, k_min)
-    return _sparse_path(mass, centres, clients, tolerance, k_min, NEIGHBOURS)
-
-
-def _may_merge(a: int, b: int, tolerance: float) -> bool:
-    shared = (a & b).bit_count()
-    return shared == 0 or shared <= tolerance * max(a.bit_count(), b.bit_count())
-
-
-def _dense_path(mass: Array, centres: Array, clients: Labels, tolerance: float, k_min: int) -> Path:
-    n, mu, count = mass.astype(float), centres - centres.mean(0), len(mass)
-    holders = [1 << int(client) for client in clients]
-    squares = (mu * mu).sum(1)
-    cost = (squares[:, None] + squares - 2 * mu @ mu.T).clip(min=0)
-    cost *= n[:, None] * n / (n[:, None] + n)
-    np.fill_diagonal(cost, np.inf)
-    if tolerance < 1:
-        cost[clients[:, None] == clients] = np.inf
-    nearest = cost.argmin(1)
-    least = cost[np.arange(count), nearest]
-    alive = np.ones(count, dtype=bool)
-    joins, costs, groups = [], [], count
-    while groups > k_min and count > 1:
-        a = int(least.argmin())
-        if not np.isfinite(least[a]):
-            break
-        b = int(nearest[a])
-        if not _may_merge(holders[a], holders[b], tolerance):
-            cost[a, b] = cost[b, a] = np.inf
-            for row in (a, b):
-                nearest[row] = cost[row].argmin()
-                least[row] = cost[row, nearest[row]]
-            continue
-        a, b = min(a, b), max(a, b)
-        joins.append((a, b))
-        costs.append(cost[a, b])
-        groups -= 1
-        total = n[a] + n[b]
-        mu[a] = (n[a] * mu[a] + n[b] * mu[b]) / total
-        n[a], holders[a] = total, holders[a] | holders[b]
-        row = ((mu - mu[a]) ** 2).sum(1) * n * n[a] / (n + n[a])
-        alive[b] = False
-        row[~alive] = row[a] = np.inf
-        cost[a], cost[:, a] = row, row
-        cost[b], cost[:, b] = np.inf, np.inf
-        stale = np.flatnonzero((nearest == a) | (nearest == b))
-        closer = row < least
-        nearest[closer], least[closer] = a, row[closer]
-        for other in {*stale.tolist(), a, b}:
-            nearest[other] = cost[other].argmin()
-            least[other] = cost[other, nearest[other]]
-    return Path(joins, np.array(costs))
-
-
-def _sparse_path(
-    mass: Array, centres: Array, clients: Labels, tolerance: float, k_min: int, neighbours: int
-) -> Path:
-    """The same by a heap over each component's nearest ones; stale entries are skipped."""
-    n = mass.astype(float).tolist()
-    mu = [row.copy() for row in centres - centres.mean(0)]
-    holders = [1 << int(client) for client in clients]
-    version = [0] * len(n)
-    alive = set(range(len(n)))
-    joins: list[tuple[int, int]] = []
-    costs: list[float] = []
-    while len(alive) > k_min:
-        links = _links(np.array([mu[a] for a in sorted(alive)]), sorted(alive), neighbours)
-        heap = []
-        for a, near in links.items():
-            others = [b for b in near if b > a]
-            if others:
-                gaps = np.array([mu[b] for b in others]) - mu[a]
-                for b, squared in zip(others, (gaps * gaps).sum(1).tolist(), strict=True):
-                    heap.append(
-                        (n[a] * n[b] / (n[a] + n[b]) * squared, a, b, version[a], version[b])
-                    )
-        heapq.heapify(heap)
-        before = len(joins)
-        while heap and len(alive) > k_min:
-            cost, a, b, age_a, age_b = heapq.heappop(heap)
-            if version[a] != age_a or version[b] != age_b:
-                continue
-            if not _may_merge(holders[a], holders[b], tolerance):
-                continue
-            joins.append((a, b))
-            costs.append(cost)
-            total = n[a] + n[b]
-            mu[a] = (n[a] * mu[a] + n[b] * mu[b]) / total
-            n[a], holders[a] = total, holders[a] | holders[b]
-            version[a] += 1
-            version[b] += 1
-            alive.discard(b)
-            near = (links.pop(b) | links[a]) - {a, b}
-            for other in near:
-                links[other].discard(b)
-                links[other].add(a)
-            links[a] = near
-            others = list(near)
-            if others:
-                gaps = np.array([mu[c] for c in others]) - mu[a]
-                for c, squared in zip(others, (gaps * gaps).sum(1).tolist(), strict=True):
-                    low, high = (a, c) if a < c else (c, a)
-                    weight = n[a] * n[c] / (n[a] + n[c])
-                    heapq.heappush(heap, (weight * squared, low, high, version[low], version[high]))
-        if len(joins) == before:
-            break  # not even among all that are left is a pair allowed
-    return Path(joins, np.array(costs))
-
-
-def _links(points: Array, names: list[int], neighbours: int) -> dict[int, set[int]]:
-    """Each group's nearest ones, both ways; all others when there are few."""
-    count = len(points)
-    links: dict[int, set[int]] = {name: set() for name in names}
-    if count <= DENSE:
-        everyone = set(names)
-        return {name: everyone - {name} for name in names}
-    k = min(neighbours + 1, count)
-    if points.shape[1] <= TREE_DIMENSIONS:
-        found = cKDTree(points).query(points, k)[1]
-    else:
-        squares, parts = (points * points).sum(1), []
-        for start in range(0, count, 1024):
-            part = slice(start, start + 1024)
-            squared = squares[part, None] + squares - 2 * points[part] @ points.T
-            parts.append(np.argpartition(squared, k - 1, axis=1)[:, :k])
-        found = np.concatenate(parts)
-    for i, row in enumerate(found.tolist()):
-        for j in row:
-            if i != j:
-                links[names[i]].add(names[j])
-                links[names[j]].add(names[i])
-    return links
-
-
-def cut(path: Path, count: int, merges: int) -> Labels:
-    """Labels after the first so many merges, numbered by smallest member."""
-    parent = np.arange(count)
-    for a, b in path.joins[:merges]:
-        parent[b] = a
-    for a in range(count):  # a parent's index is smaller, so it is final already
-        parent[a] = parent[parent[a]]
-    return np.unique(parent, return_inverse=True)[1].astype(np.int64)
+TINY = 1e-9  # of the criterion: it has not fallen by less
 
 
 class Merged(NamedTuple):
@@ -224,8 +62,7 @@ def merge(
     centres, variance = whitened(n, centres, variance)
     if criterion == "random_effects":
         return _random_effects(n, centres, variance, clients, tolerance, k_min)
-    path = ward_path(n, centres, clients, tolerance, k_min if criterion != "given" else 1)
-    values = _criterion_along(path, n, centres, variance, entropy=criterion != "bic")
+    path, values = merge_path(n, centres, variance, clients, criterion, tolerance, k_min)
     curve = _curve(path, len(n), values)
     if criterion == "given":
         assert k_given is not None
@@ -235,6 +72,61 @@ def merge(
     others = np.delete(values, best)
     gap = float(others.min() - values[best]) if len(others) else float("inf")
     return Merged(cut(path, len(n), best), curve, gap)
+
+
+def merge_path(
+    n: Array,
+    centres: Array,
+    variance: Array,
+    clients: Labels,
+    criterion: str = "icl",
+    tolerance: float = 0.1,
+    k_min: int = 1,
+) -> tuple[Path, Array]:
+    """All merges, and the criterion before and after each; `centres`, `variance` are whitened.
+
+    A client that cuts one heap into as many pieces as it was told has pieces that go together: no
+    one has the small ones without the large one. Such a group is not proven by its holders. From
+    the best point of the Ward path on, where the tolerance is not 0, it joins the other one if the
+    criterion falls; Ward merges go on from there. What one client alone has stays as it says.
+    """
+    least = 1 if criterion == "given" else k_min
+    path = ward_path(n, centres, holder_bits(clients), tolerance, least)
+    while True:
+        tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
+        values = np.array([tally.value, *(tally.join(a, b) for a, b in path.joins)])
+        if not 0 < tolerance < 1:
+            return path, values
+        best = int(values.argmin())
+        tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
+        for a, b in path.joins[:best]:
+            tally.join(a, b)
+        nested = _nested_joins(tally)
+        if not nested.joins:
+            return path, values
+        left = sorted(tally.alive)
+        holders = [tally.holders[a] for a in left]
+        rest = ward_path(tally.size[left], tally.mu[left], holders, tolerance, least)
+        later = [(left[a], left[b]) for a, b in rest.joins]
+        costs = np.concatenate([path.costs[:best], nested.costs, rest.costs])
+        path = Path([*path.joins[:best], *nested.joins, *later], costs)
+
+
+def _nested_joins(tally: "_Tally") -> Path:
+    """Joins of groups nobody has without a certain other one, as long as the criterion falls."""
+    joins, costs, changes = [], [], {}
+    for a in tally.alive:
+        changes.update(tally.nested(a))
+    while changes:
+        a, b = min(changes, key=lambda pair: (changes[pair], pair))
+        if changes[a, b] >= -TINY * abs(tally.value):
+            break
+        joins.append((a, b))
+        costs.append(tally.cost(a, b))
+        tally.join(a, b)
+        kept = {pair: change for pair, change in changes.items() if not {a, b} & {*pair}}
+        changes = kept | tally.nested(a)
+    return Path(joins, np.array(costs))
 
 
 def _curve(path: Path, count: int, values: Array) -> Array:
@@ -260,49 +152,72 @@ def whitened(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
     return centres @ inverse.T, inverse @ variance @ inverse.T
 
 
-def _criterion_along(path: Path, n: Array, centres: Array, variance: Array, entropy: bool) -> Array:
-    """ICL (or BIC, without the entropy of memberships) before and after every merge."""
-    c, d = centres.shape
-    total = n.sum()
-    free = {1: 1, 2: d, 3: d * (d + 1) // 2}[variance.ndim]
-    per_feature = {1: lambda v: v, 2: lambda v: v.mean(1), 3: lambda v: _diagonals(v).mean(1)}
-    pooled = float(np.average(per_feature[variance.ndim](variance), weights=n))
-    pooled += float((n[:, None] * centres**2).sum() / (d * total))
-    floor = FLOOR * pooled + 1e-300
-    size = n.astype(float).copy()
-    mu = centres.copy()
-    shape = (slice(None), *(None,) * (variance.ndim - 1))
-    scatter = variance * size[shape] * (d if variance.ndim == 1 else 1)
-    terms = [_term(size[a], scatter[a], d, floor, entropy) for a in range(c)]
-    value = float(np.sum(terms)) + c * (d + free) * np.log(total)
-    values = [value]
-    for a, b in path.joins:
-        gap = mu[b] - mu[a]
-        weight = size[a] * size[b] / (size[a] + size[b])
-        between = {1: gap @ gap, 2: gap * gap}.get(variance.ndim)
-        scatter[a] += scatter[b] + weight * (np.outer(gap, gap) if between is None else between)
-        mu[a] += size[b] / (size[a] + size[b]) * gap
-        size[a] += size[b]
-        joined = _term(size[a], scatter[a], d, floor, entropy)
-        value += joined - terms[a] - terms[b] - (d + free) * np.log(total)
-        terms[a] = joined
-        values.append(value)
-    return np.array(values)
+class _Tally:
+    """Groups on their way along a path: counts, centres, scatter, holders, and the criterion.
 
+    The criterion is ICL, or BIC, without the entropy of memberships.
+    """
 
-def _diagonals(matrices: Array) -> Array:
-    return np.diagonal(matrices, axis1=1, axis2=2)
+    def __init__(self, n: Array, centres: Array, variance: Array, clients: Labels, entropy: bool):
+        c, d = centres.shape
+        free = {1: 1, 2: d, 3: d * (d + 1) // 2}[variance.ndim]
+        pooled = mean_variance(n, variance) + float((n[:, None] * centres**2).sum() / (d * n.sum()))
+        self.floor, self.entropy, self.d = FLOOR * pooled + 1e-300, entropy, d
+        self.price = (d + free) * np.log(n.sum())
+        self.size, self.mu = n.astype(float), centres.copy()
+        shape = (slice(None), *(None,) * (variance.ndim - 1))
+        self.scatter = variance * self.size[shape] * (d if variance.ndim == 1 else 1)
+        self.holders = holder_bits(clients)
+        self.alive = set(range(c))
+        self.terms = [self._term(n, scatter) for n, scatter in zip(n, self.scatter, strict=True)]
+        self.value = float(np.sum(self.terms)) + c * self.price
 
+    def cost(self, a: int, b: int) -> float:
+        """Ward cost of a join."""
+        gap = self.mu[b] - self.mu[a]
+        return float(self.size[a] * self.size[b] / (self.size[a] + self.size[b]) * (gap @ gap))
 
-def _term(n: float, scatter: Array, d: int, floor: float, entropy: bool) -> float:
-    """-2 log-likelihood of a group, and twice the code length of its memberships."""
-    if np.ndim(scatter) == 0:
-        fit = d * n * np.log(max(float(scatter) / (d * n), floor))
-    elif np.ndim(scatter) == 1:
-        fit = n * np.log(np.maximum(scatter / n, floor)).sum()
-    else:
-        fit = n * np.linalg.slogdet(scatter / n + floor * np.eye(d))[1]
-    return float(fit - 2 * n * np.log(n)) if entropy else float(fit)
+    def joined(self, a: int, b: int) -> tuple[Array, float]:
+        """Scatter and term of the group that two would make."""
+        gap, both = self.mu[b] - self.mu[a], self.size[a] + self.size[b]
+        between = {0: gap @ gap, 1: gap * gap}.get(np.ndim(self.scatter[a]))
+        between = np.outer(gap, gap) if between is None else between
+        scatter = self.scatter[a] + self.scatter[b] + self.size[a] * self.size[b] / both * between
+        return scatter, self._term(both, scatter)
+
+    def change(self, a: int, b: int) -> float:
+        """What a join does to the criterion."""
+        return float(self.joined(a, b)[1] - self.terms[a] - self.terms[b] - self.price)
+
+    def join(self, a: int, b: int) -> float:
+        """Let b become part of a; the criterion then."""
+        scatter, term = self.joined(a, b)
+        self.value += term - self.terms[a] - self.terms[b] - self.price
+        self.scatter[a], self.terms[a] = scatter, term
+        self.mu[a] += self.size[b] / (self.size[a] + self.size[b]) * (self.mu[b] - self.mu[a])
+        self.size[a] += self.size[b]
+        self.holders[a] |= self.holders[b]
+        self.alive.discard(b)
+        return float(self.value)
+
+    def nested(self, a: int) -> dict[tuple[int, int], float]:
+        """Groups that a is never seen without, or that are never seen without it; the changes."""
+        own, pairs = self.holders[a], []
+        for b in self.alive - {a}:
+            both = own & self.holders[b]
+            if both in (own, self.holders[b]) and (own | self.holders[b]).bit_count() > 1:
+                pairs.append((min(a, b), max(a, b)))
+        return {pair: self.change(*pair) for pair in pairs}
+
+    def _term(self, n: float, scatter: Array) -> float:
+        """-2 log-likelihood of a group, and twice the code length of its memberships."""
+        if np.ndim(scatter) == 0:
+            fit = self.d * n * np.log(max(float(scatter) / (self.d * n), self.floor))
+        elif np.ndim(scatter) == 1:
+            fit = n * np.log(np.maximum(scatter / n, self.floor)).sum()
+        else:
+            fit = n * np.linalg.slogdet(scatter / n + self.floor * np.eye(self.d))[1]
+        return float(fit - 2 * n * np.log(n)) if self.entropy else float(fit)
 
 
 def _random_effects(
@@ -310,8 +225,7 @@ def _random_effects(
 ) -> Merged:
     """The best of Ward paths that allow clients' copies of a centre to scatter more and more."""
     c, d = centres.shape
-    mean = {1: lambda v: v, 2: lambda v: v.mean(1), 3: lambda v: _diagonals(v).mean(1)}
-    within = float(np.average(mean[variance.ndim](variance), weights=n))
+    within = mean_variance(n, variance)
     most = float(centres.var(0).mean())
     smallest = min(within / n.max(), most) / 100 if most > 0 else 0.0
     shifts = [0.0, *(np.geomspace(smallest, most, 16) if smallest > 0 else [])]
@@ -319,7 +233,7 @@ def _random_effects(
     for shift in shifts:
         spread = within / n + shift
         mass = 1 / spread
-        path = ward_path(mass, centres, clients, tolerance, k_min)
+        path = ward_path(mass, centres, holder_bits(clients), tolerance, k_min)
         start = d * float(np.log(spread).sum()) + c * (d + 1) * np.log(c)
         size, values = np.ones(c), [start]
         for (a, b), cost in zip(path.joins, path.costs.tolist(), strict=True):
