@@ -98,7 +98,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         n_components: Any = "auto",
         *,
         n_clusters: int | None = None,
-        covariance: str | None = None,
+        covariance: str = "tied_full",
         criterion: str = "icl",
         rounds: int = 10,
         local_steps: int = 1,

@@ -263,12 +263,6 @@ def test_white_units_do_not_depend_on_the_units_before():
     assert ours.numpy() == pytest.approx(theirs.numpy(), abs=0.05)
 
 
-def test_clients_that_count_themselves_keep_their_units():
-    assert FedGEM().shape == FedGEM(n_components="bic").shape == "tied"
-    assert FedGEM(n_components="facts").shape == FedGEM(n_components=3).shape == "tied_full"
-    assert FedGEM(covariance="full").shape == "full"
-
-
 def test_constant_features_keep_their_units():
     data = with_features(mixture_tight(3, 2, 2, 20, 6.0, 2, 2), torch.ones_like)
     assert torch.equal(units(data, 1), torch.eye(2).double())

@@ -43,7 +43,7 @@ def own_count(method: "FedGEM", client: Client) -> Tensor:
     rule, (x, _) = method.n_components, samples(client)
     if rule == "auto" or rule == "bic":
         key = fold(client.key, "count")
-        k = mixtures.choose_count(key, x, rule, method.shape, method.sigma**2)
+        k = mixtures.choose_count(key, x, rule, method.covariance, method.sigma**2)
         k = min(k, method.max_components or k)
     else:
         k = known_count(client, rule)
@@ -60,7 +60,7 @@ def recalled_count(method: "FedGEM", client: Client) -> int:
 def own_best(method: "FedGEM", client: Client, x: Tensor, k: int) -> tuple[Mixture, Tensor]:
     """A client's best fit by itself, and its log-likelihood."""
     floor = mixtures.variance_floor(x, torch.ones(len(x), dtype=torch.bool))
-    options = method.shape, method.sigma**2, floor, method.weights == "uniform"
+    options = method.covariance, method.sigma**2, floor, method.weights == "uniform"
     return mixtures.local_fit(fold(client.key, "own"), x, k, *options)
 
 
@@ -79,7 +79,7 @@ def first(method: "FedGEM", client: Client, units: Tensor, slots: int, late: boo
         centres = mixtures.kmeans(draw, x, k)[1]
     else:
         centres = mixtures.plus_plus(draw, x, k)[0]
-    return mixtures.from_seeds(x, centres, method.shape, method.sigma**2, floor)
+    return mixtures.from_seeds(x, centres, method.covariance, method.sigma**2, floor)
 
 
 def offered(method: "FedGEM", client: Client, own: Mixture, n: Tensor, radii: Tensor) -> Reply:
@@ -98,7 +98,7 @@ def offered(method: "FedGEM", client: Client, own: Mixture, n: Tensor, radii: Te
 def summary(method: "FedGEM", client: Client, units: Tensor, mixture: Mixture, slots: int) -> Reply:
     """Counts, centres and variances after one more step, without the small components."""
     x, mask = rows(client, units)
-    floor, ndim = mixtures.variance_floor(x, mask), NDIM[method.shape]
+    floor, ndim = mixtures.variance_floor(x, mask), NDIM[method.covariance]
     while True:
         share, _ = mixtures.estep(x, mask, mixture)
         found = mixtures.moments(x, share, mixture.centres, ndim)
@@ -109,9 +109,9 @@ def summary(method: "FedGEM", client: Client, units: Tensor, mixture: Mixture, s
         mixture = Mixture(*(leaf[rest] for leaf in mixture))
         mixture = mixture._replace(weights=mixture.weights / mixture.weights.sum())
     uniform = method.weights == "uniform"
-    mixture = mixtures.mstep(found, mixture, method.shape, floor, uniform)
+    mixture = mixtures.mstep(found, mixture, method.covariance, floor, uniform)
     variance = mixture.variance  # as the model has it: one for all where they share one
-    if method.shape == "fixed":  # the one the data have, whatever was assumed
+    if method.covariance == "fixed":  # the one the data have, whatever was assumed
         own = found.scatter.sum() / (x.shape[1] * found.n.sum().clamp(min=mixtures.EMPTY))
         variance = torch.maximum(own, floor).expand(len(found.n))
     n = torch.where(found.n >= method.min_count, found.n, 0.0)
@@ -224,12 +224,12 @@ def with_extra(method: "FedGEM", client: Client, groups: Tree, slots: int) -> Mi
     far = x[mixtures.outside(x, centres, variance, weights)]
     parts = [centres[weights > 0]]
     if len(far) > max(method.min_count, OUTSIDE * len(x)):
-        k = mixtures.choose_count(client.key, far, "bic", method.shape, method.sigma**2)
+        k = mixtures.choose_count(client.key, far, "bic", method.covariance, method.sigma**2)
         parts.append(mixtures.kmeans(fold(client.key, "outside"), far, k)[1])
     start = torch.cat(parts[::-1])[:slots]  # what is new comes first
     floor = mixtures.variance_floor(x, mask)
-    mixture = mixtures.from_seeds(x, start, method.shape, method.sigma**2, floor)
-    return mixtures.em(x, mixture, method.shape, floor)[0]
+    mixture = mixtures.from_seeds(x, start, method.covariance, method.sigma**2, floor)
+    return mixtures.em(x, mixture, method.covariance, floor)[0]
 
 
 def personal(method: "FedGEM", client: Client, given: Tree) -> Tree:
@@ -273,7 +273,7 @@ def units(method: "FedGEM", fed: Federation, ids: Ids, d: int) -> Tensor:
 
     None, [0, 0], where the components are to be fitted in those of the samples.
     """
-    if method.shape != "tied_full":
+    if method.covariance != "tied_full":
         return torch.zeros(0, 0, dtype=torch.float64)
     within = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
     told = fed.map(method.scatter, to=ids, reduce=within)[1]["within"]
@@ -349,7 +349,7 @@ def grouped(
 ) -> tuple[Groups, Tensor]:
     """The groups, and that of each client's component, -1 where there is none: [clients, slots]."""
     n, centres, variance, _ = told
-    kind = method.shape, method.sigma**2
+    kind = method.covariance, method.sigma**2
     groups, number = pooling.grouped(n, centres, variance, labels, *kind)
     members = torch.full(real.shape, -1)
     members[real] = torch.from_numpy(number)

@@ -74,7 +74,7 @@ class FedGEM(Algorithm):
     ----------
     n_components, max_components
         Components of each client: a number for all, "facts" (each client's own fact
-        `n_components`), or chosen by every client itself: "auto" (Calinski-Harabasz plus one) or
+        `n_components`), or chosen by every client itself: "auto" (best silhouette plus one) or
         "bic" (for truly Gaussian data). Room for them; default: the most anybody has at the start.
     rounds, local_steps, eta
         Exchanges in which overlapping components are pulled together (0: one shot), EM steps in
@@ -83,8 +83,7 @@ class FedGEM(Algorithm):
         Structure of the components: "tied" (round, one variance for all of a client), "tied_full"
         (the same in units in which all clients' components together are round: one exchange more,
         a covariance up; `radius` and `clip` are lengths in these units), "spherical", "diagonal",
-        "full", or "fixed" to the variance sigma**2; None: "tied_full", and "tied" where clients
-        choose their own number. Each client's weights are its own, or uniform.
+        "full", or "fixed" to the variance sigma**2. Each client's weights are its own, or uniform.
     seeds, consensus
         First centres: raw k-means++ seeds, or a whole local "k-means" (which leaves the rounds
         nothing to do). Grouped centres go to their weighted "mean", or "pairwise" as in the paper.
@@ -120,7 +119,7 @@ class FedGEM(Algorithm):
     rounds: Annotated[int, Ge(0)] = 10
     local_steps: Annotated[int, Ge(1)] = 1
     eta: Annotated[float, Ge(0), Le(1)] = math.sqrt(0.5)
-    covariance: Covariance | None = None
+    covariance: Covariance = "tied_full"
     sigma: Annotated[float, Gt(0)] = 1.0
     weights: Literal["own", "uniform"] = "own"
     seeds: Literal["k-means++", "k-means"] = "k-means++"
@@ -151,11 +150,6 @@ class FedGEM(Algorithm):
             raise ConfigError(f"FedGEM: noise needs clip. Got {self.noise} and {self.clip}.")
 
     @property
-    def shape(self) -> Covariance:
-        """Covariance as it is used: with too few components, groups would shape the common one."""
-        return self.covariance or ("tied" if self.n_components in OWN_COUNT else "tied_full")
-
-    @property
     def tolerance(self) -> float:
         """Exclusivity as it is used: off where local counts may be too large."""
         usual = 1.0 if self.n_components in OWN_COUNT else 0.1
@@ -164,7 +158,7 @@ class FedGEM(Algorithm):
     def init(self, fed: Federation) -> State:
         ids, reply = fed.map(self.count, to=fed.everyone())
         slots, d = self.max_components or int(reply["count"].max()), int(reply["features"].max())
-        groups = pooling.no_groups(d, self.shape)
+        groups = pooling.no_groups(d, self.covariance)
         zeros = torch.zeros(fed.n_clients, slots, d, dtype=torch.float64)
         none = zeros[..., 0]  # [clients, slots]
         state = State(
@@ -261,7 +255,7 @@ class FedGEM(Algorithm):
         ids, reply = fed.map(self.sums, *given, to=ids, reduce=total)
         sums = {name: leaf * len(ids) for name, leaf in reply["sums"].items()}
         sums, least = components.noised(self, fed, sums), mixtures.EMPTY if not self.noise else 1.0
-        kind = self.shape, self.sigma**2, least
+        kind = self.covariance, self.sigma**2, least
         return state._replace(groups=pooling.from_sums(groups, sums, *kind))
 
     def curves(self, state: State) -> list[Curve]:
@@ -300,11 +294,11 @@ class FedGEM(Algorithm):
     @task(phase="cluster")
     def update(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
         (x, mask), mixture = components.rows(client, units), components.recalled(client, given)
-        kind = self.shape, mixtures.variance_floor(x, mask), self.weights == "uniform"
+        kind = self.covariance, mixtures.variance_floor(x, mask), self.weights == "uniform"
         for _ in range(self.local_steps):
             old = mixture
             mixture, found = mixtures.step(x, mask, old, *kind)
-        squared = mixtures.squared_radius(found, old, mixture, self.shape)
+        squared = mixtures.squared_radius(found, old, mixture, self.covariance)
         return components.offered(self, client, mixture, found.n, self.eta * squared.sqrt())
 
     @task(stackable=False, phase="cluster")
@@ -325,7 +319,7 @@ class FedGEM(Algorithm):
         if k <= len(centres):
             start = mixtures.heaviest(x, centres, variance, mixture, k, uniform)
             floor = mixtures.variance_floor(x, mask)
-            other, value = mixtures.em(x, start, self.shape, floor, uniform)
+            other, value = mixtures.em(x, start, self.covariance, floor, uniform)
             least = mixtures.log_likelihood(x, mask, mixture) - self.slack * mixtures.price(x)
             mixture = other if value >= least else mixture
         return components.summary(self, client, units, mixture, len(client.state["weights"]))
@@ -344,7 +338,7 @@ class FedGEM(Algorithm):
         held = members[:, None] == torch.arange(len(centres))  # [slots, k]
         own = Mixture(centres, components.restricted(self, client, held), groups["variance"])
         share, _ = mixtures.estep(x, mask, own)
-        sent = pooling.sums(components.clipped(x - origin, self.clip), share, NDIM[self.shape])
+        sent = pooling.sums(components.clipped(x - origin, self.clip), share, NDIM[self.covariance])
         n = sent["n"]
         weights = (held * (n / n.sum() / held.sum(0).clamp(min=1))).sum(1)  # back into slots
         keep = {"weights": weights, "members": members, "merges": groups["merges"]}

@@ -12,13 +12,15 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from coterie.core.random import fold, uniform
+from coterie.clustering.choose_k import silhouette
+from coterie.core.random import fold, shuffled, uniform
 
 Covariance: TypeAlias = Literal["fixed", "tied", "tied_full", "spherical", "diagonal", "full"]
 NDIM = {"fixed": 0, "tied": 0, "tied_full": 0, "spherical": 0, "diagonal": 1, "full": 2}
 ONE = ("tied", "tied_full")  # one variance for all components, in the second in round units
 EMPTY = 1e-6  # a component with a smaller count keeps its centre
 FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
+SEEN = 1000  # samples of which silhouettes are taken
 RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
 
 
@@ -375,12 +377,9 @@ def choose_count(
 ) -> int:
     """How many components a client's data have, by itself.
 
-    "auto": the k in 2 to min(10, n / 10) with the largest Calinski-Harabasz index of k-means, plus
-    one, because too few is the harmful error. "bic": the mixture with the smallest BIC.
-
-    In a cloud without groups that is stretched along p directions, k-means leaves k**(-2 / p) of
-    the scatter, so the index, which divides by k - 1, grows without end along a line. Below two
-    directions it is divided by k**(2 / p) - 1 instead.
+    "auto": the k in 2 to min(10, n / 10) with the largest silhouette of k-means (on a thousand
+    samples), plus one, because too few is the harmful error. "bic": the mixture with the smallest
+    BIC.
     """
     n, d = x.shape
     most = min(10, n // 10, len(torch.unique(x, dim=0)))
@@ -394,23 +393,12 @@ def choose_count(
             price = n_free(k, d, covariance) * torch.log(torch.tensor(float(n)))
             scores.append(float(-2 * value + price))
         return 1 + min(range(most), key=scores.__getitem__)
-    whole = float((x - x.mean(0)).square().sum())
-    power = max(1.0, 2 / directions(x))
-    best, count = -1.0, 1
+    seen = shuffled(fold(key, "seen"), n)[:SEEN]
+    scores = []
     for k in range(2, most + 1):
-        within = float(kmeans(fold(key, k), x, k, starts=5)[2])
-        index = torch.inf if within <= 0 else (whole / within - 1) * (n - k) / (k**power - 1)
-        if index > best:
-            best, count = index, k + 1
-    return count
-
-
-def directions(x: Tensor) -> float:
-    """Directions a cloud is stretched along: d if all are alike, 1 on a line, 1 for a point."""
-    y = x - x.mean(0)
-    inner = y.T @ y if x.shape[1] <= len(x) else y @ y.T
-    squares = float(inner.square().sum())
-    return float(inner.trace()) ** 2 / squares if squares > 0 else 1.0
+        labels = kmeans(fold(key, k), x, k, starts=5)[0][seen]
+        scores.append(silhouette(x[seen], labels) if len(labels.unique()) > 1 else -1.0)
+    return 3 + max(range(len(scores)), key=scores.__getitem__)
 
 
 def variance_floor(x: Tensor, mask: Tensor) -> Tensor:

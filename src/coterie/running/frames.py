@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 def watch(method: FedGEM, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
     """Run a method to its end; a frame after each exchange, and the last state."""
-    if method.shape == "tied_full":
+    if method.covariance == "tied_full":
         raise ConfigError(
             "watch: with covariance='tied_full' balls are drawn in other units than the samples "
             "have. Give covariance='tied'."
