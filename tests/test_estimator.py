@@ -133,3 +133,14 @@ def test_mistakes_are_explained():
         FederatedGaussianMixture(n_components=[2, 2]).fit(xs)
     with pytest.raises(ValueError, match="criterion"):
         FederatedGaussianMixture(criterion="aic").fit(xs)
+
+
+def test_a_client_told_too_many_components_adds_no_group():
+    rng = np.random.default_rng(2)
+    xs = [rng.normal(size=(80, 2)) for _ in range(3)]
+    told = {"n_components": [1, 1, 2], "random_state": 0}
+    found = FederatedGaussianMixture(**told).fit(xs)
+    assert found.n_components_ == 1
+    assert found.path_[-1].n_components == 1
+    assert found.at(1).tolist() == [0, 0, 0, 0]
+    assert FederatedGaussianMixture(**told, exclusivity=0.0).fit(xs).n_components_ == 2
