@@ -45,6 +45,11 @@ def test_a_group_nobody_has_without_another_one_is_a_piece_of_it(distance, group
     assert len(set(never.labels)) == 2
 
 
+def test_bic_believes_what_clients_say():
+    found = merging.merge(*shared_with_pieces(0.1, [2]), "bic", 0.1)
+    assert found.labels.tolist() == [0, 0, 0, 1]
+
+
 def test_groups_that_are_seen_apart_stay_apart():
     found = merging.merge(*shared_with_pieces(0.5, [2, 3]), tolerance=0.1)  # 3 has it alone
     assert found.labels.tolist() == [0, 0, 0, 1, 1]

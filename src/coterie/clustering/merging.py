@@ -88,14 +88,15 @@ def merge_path(
     A client that cuts one heap into as many pieces as it was told has pieces that go together: no
     one has the small ones without the large one. Such a group is not proven by its holders. From
     the best point of the Ward path on, where the tolerance is not 0, it joins the other one if the
-    criterion falls; Ward merges go on from there. What one client alone has stays as it says.
+    criterion falls; Ward merges go on from there. What one client alone has stays as it says, and
+    under BIC, which takes components to be groups that may be close, what every client says.
     """
     least = 1 if criterion == "given" else k_min
     path = ward_path(n, centres, holder_bits(clients), tolerance, least)
     while True:
         tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
         values = np.array([tally.value, *(tally.join(a, b) for a, b in path.joins)])
-        if not 0 < tolerance < 1:
+        if criterion == "bic" or not 0 < tolerance < 1:
             return path, values
         best = int(values.argmin())
         tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")

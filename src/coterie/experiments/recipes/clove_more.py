@@ -325,7 +325,8 @@ def _failures() -> tuple[Entry, ...]:
 EROSION = (
     "On label skew 4 every model becomes good for everybody: the distance between groups shrinks "
     "below the noise of a client's loss, and groups that were right erode. Stopping early keeps "
-    "them. On Amazon the groups are never found by losses."
+    "them. On Amazon the groups are found in part (ARI 0.61 in rounds 2 to 8) and erode likewise; "
+    "with early stop accuracy is 88.0 after 30 rounds, without 85.9 after 100."
 )
 POOLS = (
     "The text speaks of ten groups; the numbers of clients and the code have five. Pools limit a "
