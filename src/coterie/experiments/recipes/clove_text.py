@@ -134,8 +134,8 @@ DEPARTURES = (
 COUNTS = (
     "The paper states 7,671 Amazon reviews, which would be about 345 a client, and 1,000 a client; "
     "it cannot be both. With the former Local-only has 76.0 after 40 rounds, 5 points below the "
-    "printed 81.2; with all reviews there are, as here, 81.4 after 20. CLoVE's groups on Amazon erode "
-    "(see clove-failures), and its accuracy with them: 88.0 where they are kept."
+    "printed 81.2; with all reviews there are, as here, 81.4 after 20. CLoVE's groups on Amazon "
+    "erode (see clove-failures), and its accuracy with them: 88.0 where they are kept."
 )
 SPEED = (("ARI, round 11,", "ari_round_11"), ("first round of ARI 0.9,", "first_round"))
 
