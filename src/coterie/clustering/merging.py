@@ -17,7 +17,6 @@ from coterie.core.algorithm import Curve
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
 
 FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
-TINY = 1e-9  # of the criterion: it has not fallen by less
 
 
 class Merged(NamedTuple):
@@ -88,8 +87,9 @@ def merge_path(
     A client that cuts one heap into as many pieces as it was told has pieces that go together: no
     one has the small ones without the large one. Such a group is not proven by its holders. From
     the best point of the Ward path on, where the tolerance is not 0, it joins the other one if the
-    criterion falls; Ward merges go on from there. What one client alone has stays as it says, and
-    under BIC, which takes components to be groups that may be close, what every client says.
+    criterion falls by the price of a component, so that clients are believed in case of doubt; Ward
+    merges go on from there. What one client alone has stays as it says, and under BIC, which takes
+    components to be groups that may be close, what every client says.
     """
     least = 1 if criterion == "given" else k_min
     path = ward_path(n, centres, holder_bits(clients), tolerance, least)
@@ -114,13 +114,13 @@ def merge_path(
 
 
 def _nested_joins(tally: "_Tally") -> Path:
-    """Joins of groups nobody has without a certain other one, as long as the criterion falls."""
+    """Joins of groups nobody has without a certain other one, each worth a component's price."""
     joins, costs, changes = [], [], {}
     for a in tally.alive:
         changes.update(tally.nested(a))
     while changes:
         a, b = min(changes, key=lambda pair: (changes[pair], pair))
-        if changes[a, b] >= -TINY * abs(tally.value):
+        if changes[a, b] > -tally.price:
             break
         joins.append((a, b))
         costs.append(tally.cost(a, b))
