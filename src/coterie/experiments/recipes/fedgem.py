@@ -19,6 +19,7 @@ SEEDS = tuple(range(700, 710))  # no choice was made on these
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedGEM": ("fedgem", {}),
+    "FedGEM, clients count": ("fedgem", {"n_components": "auto"}),
     "FedGEM, BIC": ("fedgem", {"criterion": "bic"}),
     "FedGEM, one shot": ("fedgem", {"rounds": 0}),
     "FedGEM as published": ("fedgem", {"published": True}),
@@ -116,7 +117,7 @@ def describe(row: str, k: int, data: Description, seed: int, scale: str) -> Desc
     if name != "fedgem":
         algorithm["n_clusters"] = k
     if name in ("fedgem", "kfed"):
-        algorithm["n_components"] = "facts"
+        algorithm.setdefault("n_components", "facts")
     data = {**data, "seed": seed}
     if scale != "paper" and data["name"] != "class_mixture":
         data["n"] = 60
