@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from coterie.core.errors import ConfigError, DataError
+from coterie.experiments import drawing, tables
 from coterie.experiments import reproduce as module
-from coterie.experiments import tables
 from coterie.experiments.pages import write_pages
 from coterie.experiments.recipe import RECIPES, Entry, Figures, Recipe, Study, Value, find
 from coterie.experiments.reproduce import Plan, missing, reproduce, stored
@@ -46,6 +46,13 @@ def tiny(rounds: int = 2) -> Recipe:
         ),
         seeds=(1, 2),
     )
+
+
+def test_a_row_with_two_figures_has_one_curve(tmp_path):
+    plan, recipe = Plan(tmp_path), replace(tiny(), curves="ari")
+    reproduce(recipe, plan, seeds=1)
+    (axes,) = drawing._curves(recipe, plan).axes
+    assert [line.get_label() for line in axes.lines] == ["IFCA"]
 
 
 def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):

@@ -123,7 +123,9 @@ def _curves(recipe: Recipe, plan: Plan) -> "Figure":
         axes.set_visible(False)
     for i, part in enumerate(parts):
         axes = grid.flat[i]
-        own = [entry for entry in recipe.entries if entry.part == part]
+        entries = [entry for entry in recipe.entries if entry.part == part]
+        # a row has one curve, however many of its figures the table shows
+        own = list({(e.row, e.study and e.study.name): e for e in entries}.values())
         for j, entry in enumerate(own):
             _curve(axes, entry, recipe, plan, COLOURS[j % len(COLOURS)], len(own) > 1)
         axes.set_title(part, fontsize=10, color=INK, loc="left")
