@@ -92,7 +92,8 @@ class FedGEM(Algorithm):
         copies of a centre differ), "overlap" (balls of a given `radius`), or "given" `n_clusters`.
     exclusivity
         A group may hold two components of one client for at most this share of its clients, or if
-        it has a part no one has without the rest. 0: never, 1: always; None: 0.1, "auto", "bic": 1.
+        it has a part that no one has without the rest. 0: never, 1: always; None: 0.1, and 1 where
+        clients choose their own number.
     radius, factor
         Balls of "overlap": "statistical", "published" or a number; factor of the published one,
         None: the best three-fold silhouette.
