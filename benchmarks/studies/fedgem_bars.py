@@ -5,14 +5,14 @@ per-client ARI the mean of each client's own. Rivals: k-FED (ten local starts, k
 server), federated k-means (ten rounds) and, seeing all data, a central spherical mixture with five
 starts. Clients are told how many components they have, as in the paper. On real data two lines
 more, which no bar judges: FedGEM with components that are round in the units the samples have, and
-FedGEM where clients count their components themselves.
+FedGEM where clients count their components themselves. With 100 clients a third, judged on
+Fashion-MNIST: FedGEM where a group never holds two components of one client.
 Run one bar: `python benchmarks/studies/fedgem_bars.py --bar 5`.
 """
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ Make = Callable[[int], FederatedData]
 MOST = "k-FED, most first"  # it begins with the client that has the most centres
 ROUND = "FedGEM, tied"  # round components in the units the samples have
 OWN = "FedGEM, clients count"  # the default: nobody is told how many components it has
+STRICT = "FedGEM, exclusive"  # two components of a client are never one group
+BESIDE: dict[str, Algorithm] = {
+    ROUND: FedGEM(n_components="facts", covariance="tied"),
+    OWN: FedGEM(),
+}
 FIRST = 700  # seeds from here on were never used for a choice; see --first
 
 
@@ -99,21 +104,15 @@ def compare(
     seeds: int,
     method: Algorithm | None = None,
     rounds: int = 10,
-    real: bool = False,
+    beside: Mapping[str, Algorithm] | None = None,
 ) -> dict[str, Any]:
     """One setting: FedGEM beside those told K, over the seeds."""
     method = FedGEM(n_components="facts") if method is None else method
     lines: dict[str, list[dict[str, float]]] = {}
     for seed in range(FIRST, FIRST + seeds):
         data = make(seed)
-        lines.setdefault("FedGEM", []).append(scored(method, data, seed))
-        if real:
-            lines.setdefault(ROUND, []).append(
-                scored(replace(method, covariance="tied"), data, seed)
-            )
-            lines.setdefault(OWN, []).append(scored(FedGEM(), data, seed))
-        for rival, other in rivals(k, rounds).items():
-            lines.setdefault(rival, []).append(scored(other, data, seed))
+        for who, other in {"FedGEM": method, **(beside or {}), **rivals(k, rounds)}.items():
+            lines.setdefault(who, []).append(scored(other, data, seed))
         lines.setdefault("central EM", []).append(central(data, k, seed))
     mean = {n: {m: float(np.mean([r[m] for r in rs])) for m in rs[0]} for n, rs in lines.items()}
     found = {n: [int(line["K"]) for line in rs] for n, rs in lines.items() if "FedGEM" in n}
@@ -137,7 +136,7 @@ def compare(
         print("| " + " | ".join(map(str, line)) + " |", flush=True)
     return {
         "name": name,
-        "K": found["FedGEM"],
+        "counts": found,
         "exact": exact["FedGEM"],
         "mean": mean,
         "lines": lines,
@@ -290,7 +289,7 @@ def bar_5(seeds: int) -> list[Any]:
     out: list[Any] = []
     for clients, low, high in ((10, 2, 5), (20, 3, 6)):
         make = lambda seed, c=clients, a=low, b=high: split_classes(*digits(), c, a, b, seed)  # noqa: E731
-        got = compare(f"digits-20, {clients} clients, {low}-{high}", make, 10, seeds, real=True)
+        got = compare(f"digits-20, {clients} clients, {low}-{high}", make, 10, seeds, beside=BESIDE)
         ari = got["mean"]["FedGEM"]["ari"]
         out += [got, *_margins(got, 0.12, 0.05), _between(got, 10, 12.5)]
         out.append(verdict(f"{got['name']}: ARI {ari:.3f} >= 0.75", ari >= 0.75))
@@ -305,26 +304,36 @@ def bar_6(seeds: int) -> list[Any]:
             *images("mnist", d, 500), c, a, b, seed
         )
         name = f"MNIST-{d}, {clients} clients, {low}-{high}"
-        got = compare(name, make, 10, seeds, real=True)
+        got = compare(name, make, 10, seeds, beside=BESIDE)
         out += [got, *_margins(got, 0.12, 0.03), _between(got, 10, 14)]
     return out
 
 
 def bar_7(seeds: int) -> list[Any]:
     """100 clients."""
+    # The range asked for on Fashion-MNIST begins above its ten classes, and by default some runs
+    # find exactly ten: so it is judged there with strict exclusivity, too.
     out: list[Any] = []
-    for name, least, low, high in (("mnist", 0.46, 10, 14), ("fashion_mnist", 0.42, 11, 18)):
+    beside = {**BESIDE, STRICT: FedGEM(n_components="facts", exclusivity=0.0)}
+    for name, least, low, high, judged in (
+        ("mnist", 0.46, 10, 14, ["FedGEM"]),
+        ("fashion_mnist", 0.42, 11, 18, ["FedGEM", STRICT]),
+    ):
         make = lambda seed, name=name: share_classes(*images(name, 20), 100, 2, 8, 0.7, seed)  # noqa: E731
-        got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5, real=True)
-        ari, seconds = got["mean"]["FedGEM"]["ari"], got["mean"]["FedGEM"]["seconds"]
-        out += [got, verdict(f"{name}: ARI {ari:.3f} >= {least}", ari >= least)]
-        out.append(
-            verdict(
-                f"{name}: K {min(got['K'])}-{max(got['K'])} in {low}-{high}",
-                low <= min(got["K"]) and max(got["K"]) <= high,
-            )
-        )
-        out.append(verdict(f"{name}: a fit takes {seconds:.1f} s <= 30 s", seconds <= 30))
+        got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5, beside=beside)
+        out.append(got)
+        for who in judged:
+            mean, counts = got["mean"][who], got["counts"][who]
+            fewest, most, what = min(counts), max(counts), f"{name}, {who}"
+            out += [
+                verdict(f"{what}: ARI {mean['ari']:.3f} >= {least}", mean["ari"] >= least),
+                verdict(
+                    f"{what}: K {fewest}-{most} in {low}-{high}", low <= fewest and most <= high
+                ),
+                verdict(
+                    f"{what}: a fit takes {mean['seconds']:.1f} s <= 30 s", mean["seconds"] <= 30
+                ),
+            ]
     return out
 
 
@@ -341,7 +350,7 @@ def bar_8(seeds: int) -> list[Any]:
         ("abalone", 5, 8, 8, 5),
     ):
         make = lambda seed, n=name, c=clients, b=high: split_classes(*uci(n), c, 2, b, seed)  # noqa: E731
-        got = compare(f"{name}, {clients} clients, 2-{high}", make, k, seeds, real=True)
+        got = compare(f"{name}, {clients} clients, 2-{high}", make, k, seeds, beside=BESIDE)
         out += [got, *_margins(got, 0.0, -0.03, ("k-FED", MOST)), _between(got, 1, k + extra)]
     return out
 

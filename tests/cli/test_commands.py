@@ -101,6 +101,19 @@ def test_help_teaches_with_an_example(call, command):
     assert f"coterie {command}" in out
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "A run file"),
+        ("place", "A run folder."),
+        ("reproduce", "A table or figure"),
+    ],
+)
+def test_help_explains_arguments(call, command, words):
+    _, out, _ = call(command, "--help")
+    assert words in out
+
+
 def test_the_version_is_told(call):
     code, out, _ = call("--version")
     assert code == 0
