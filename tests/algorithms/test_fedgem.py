@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from coterie.algorithms import components
 from coterie.algorithms.fedgem import FEEDBACK, MERGE, REFINEMENT, ROUNDS, FedGEM
 from coterie.checks.trial import Watched
 from coterie.clustering import mixtures
@@ -308,6 +309,32 @@ def test_feedback_costs_a_client_at_most_its_price():
         after = log_likelihoods(fed, data, state._replace(radii=state.radii * 0 - 1))
         if stage == FEEDBACK:
             assert (after >= before - price - 1e-8).all()
+
+
+def test_feedback_shows_a_client_more_groups_than_it_counted():
+    # It has three components for four heaps on a square; others know all four, and a fifth.
+    heaps = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0], [40.0, 0.0]]).double()
+    rng = np.random.default_rng(0)
+    x = heaps[:4].numpy().repeat(40, axis=0) + rng.normal(size=(160, 2))
+    data = federate([x], [np.repeat(np.arange(4), 40)], [3], 4)
+    middle = torch.stack([heaps[0], heaps[1], (heaps[2] + heaps[3]) / 2])
+    own = Mixture(middle, torch.full((3,), 1 / 3).double(), torch.full((3,), 8.0).double())
+    fed = Simulation(data, 0)
+    fed.memory.keep(0, components.kept(own, 6))
+    fed.memory.commit()
+    told, none = (heaps, torch.ones(5).double()), torch.zeros(0, 0).double()
+    more = components.informed(FedGEM(), client(fed, data, 0), none, *told)
+    assert torch.cdist(more.centres, heaps[:4]).min(0).values.max() < 0.5
+    assert len(more.centres) == 4
+    known = components.informed(FedGEM(n_components="facts"), client(fed, data, 0), none, *told)
+    assert len(known.centres) == 3
+
+
+def test_clients_that_know_their_number_keep_it():
+    data = clouds(2)
+    fed = Simulation(data, 0)
+    state = played(FedGEM(n_components="facts"), fed)
+    assert torch.equal((state.members >= 0).sum(1), data.client_facts["n_components"])
 
 
 def test_clients_tell_the_variance_of_their_model():

@@ -126,6 +126,15 @@ def test_a_path_stops_where_exclusivity_forbids_more():
     assert np.diff(found.curve[:, 0]).tolist() == [-1.0] * (len(found.curve) - 1)
 
 
+@pytest.mark.parametrize(("holders", "groups"), [(19, 2), (20, 1)])
+def test_a_stray_second_component_joins_a_group_of_twenty_clients(holders, groups):
+    # One client has two components of a heap that many share: a twentieth of its clients may.
+    clients = np.array([*range(holders), 0])
+    centres = np.array([*np.linspace(0, 1e-3, holders), 1.0])[:, None]
+    path = ward.ward_path(np.ones(holders + 1), centres, ward.holder_bits(clients))
+    assert holders + 1 - len(path.joins) == groups
+
+
 def test_a_given_number_is_cut_from_the_same_path():
     n, centres, variance, clients, _ = copies(1)
     for k in (8, 10, 20):

@@ -124,6 +124,36 @@ def summary(method: "FedGEM", client: Client, units: Tensor, mixture: Mixture, s
     return Reply(sent, keep=kept(mixture, slots, wanted))
 
 
+def informed(
+    method: "FedGEM", client: Client, units: Tensor, centres: Tensor, variance: Tensor
+) -> Mixture:
+    """A client's own mixture, or one begun from common centres if that is about as good or better.
+
+    Whoever knows how many components it has takes so many, if its log-likelihood falls by no more
+    than the slack. Whoever counted by silhouette may have missed some that others see: it takes at
+    least as many as it counted, and more where its samples are better separated by them.
+    """
+    x, mask = rows(client, units)
+    own, k = unpadded(client, recalled(client)), int(client.state["wanted"])
+    floor, uniform = mixtures.variance_floor(x, mask), method.weights == "uniform"
+
+    def begun(k: int) -> tuple[Mixture, Tensor]:
+        start = mixtures.heaviest(x, centres, variance, own, k, uniform)
+        return mixtures.em(x, start, method.covariance, floor, uniform)
+
+    def separated(mixture: Mixture) -> float:
+        return mixtures.separation(client.key, x, mixtures.log_joint(x, mixture).argmax(1))
+
+    if method.n_components == "auto":
+        most = min(len(centres), len(client.state["weights"]))
+        return max([own, *(begun(j)[0] for j in range(k, most + 1))], key=separated)
+    if k > len(centres):
+        return own
+    other, value = begun(k)
+    least = mixtures.log_likelihood(x, mask, own) - method.slack * mixtures.price(x)
+    return other if value >= least else own
+
+
 # client: memory
 
 

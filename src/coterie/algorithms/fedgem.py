@@ -33,6 +33,7 @@ from coterie.clustering import merging, mixtures, overlap, pooling
 from coterie.clustering.mixtures import NDIM, Covariance, Mixture
 from coterie.clustering.pooling import Groups
 from coterie.clustering.privacy import epsilon
+from coterie.clustering.ward import TOLERANCE
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, Reply, task
@@ -74,8 +75,9 @@ class FedGEM(Algorithm):
     ----------
     n_components, max_components
         Components of each client: a number for all, "facts" (each client's own fact
-        `n_components`), or chosen by every client itself: "auto" (best silhouette plus one) or
-        "bic" (for truly Gaussian data). Room for them; default: the most anybody has at the start.
+        `n_components`), or chosen by every client itself: "auto" (best silhouette plus one, and
+        more if feedback shows them) or "bic" (for truly Gaussian data). Room for them; default: the
+        most anybody has at the start, with "auto" 11.
     rounds, local_steps, eta
         Exchanges in which overlapping components are pulled together (0: one shot), EM steps in
         each, and the share of the allowed radius that is offered.
@@ -92,15 +94,15 @@ class FedGEM(Algorithm):
         copies of a centre differ), "overlap" (balls of a given `radius`), or "given" `n_clusters`.
     exclusivity
         A group may hold two components of one client for at most this share of its clients, or if
-        it has a part that no one has without the rest. 0: never, 1: always; None: 0.1, and 1 where
-        clients choose their own number.
+        it has a part that no one has without the rest. 0: never, 1: always; None: 0.05, and 1
+        where clients choose their own number.
     radius, factor
         Balls of "overlap": "statistical", "published" or a number; factor of the published one,
         None: the best three-fold silhouette.
     challenger, feedback, slack, refine
         Margin (in BIC prices of a component) by which a client's own best fit must win, None: no
-        challenger; rounds of feedback, and what a client may lose by it (same unit); rounds of
-        pooled EM.
+        challenger; rounds of feedback, and what a client may lose by it (same unit; with "auto"
+        silhouettes decide); rounds of pooled EM.
     min_count, noise, clip
         Components with fewer expected samples never leave the client. Multiplier of Gaussian noise
         on the sums of refinement, and the bound on a sample's distance from the middle of the
@@ -153,12 +155,15 @@ class FedGEM(Algorithm):
     @property
     def tolerance(self) -> float:
         """Exclusivity as it is used: off where local counts may be too large."""
-        usual = 1.0 if self.n_components in OWN_COUNT else 0.1
+        usual = 1.0 if self.n_components in OWN_COUNT else TOLERANCE
         return usual if self.exclusivity is None else self.exclusivity
 
     def init(self, fed: Federation) -> State:
         ids, reply = fed.map(self.count, to=fed.everyone())
-        slots, d = self.max_components or int(reply["count"].max()), int(reply["features"].max())
+        most, d = int(reply["count"].max()), int(reply["features"].max())
+        if self.n_components == "auto":  # feedback may show clients more than they counted
+            most = max(most, mixtures.MOST + 1)
+        slots = self.max_components or most
         groups = pooling.no_groups(d, self.covariance)
         zeros = torch.zeros(fed.n_clients, slots, d, dtype=torch.float64)
         none = zeros[..., 0]  # [clients, slots]
@@ -314,15 +319,7 @@ class FedGEM(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def adopt(self, client: Client, units: Tensor, centres: Tensor, variance: Tensor) -> Reply:
-        (x, mask), uniform = components.rows(client, units), self.weights == "uniform"
-        mixture = components.unpadded(client, components.recalled(client))
-        k = int(client.state["wanted"])
-        if k <= len(centres):
-            start = mixtures.heaviest(x, centres, variance, mixture, k, uniform)
-            floor = mixtures.variance_floor(x, mask)
-            other, value = mixtures.em(x, start, self.covariance, floor, uniform)
-            least = mixtures.log_likelihood(x, mask, mixture) - self.slack * mixtures.price(x)
-            mixture = other if value >= least else mixture
+        mixture = components.informed(self, client, units, centres, variance)
         return components.summary(self, client, units, mixture, len(client.state["weights"]))
 
     @task(phase="cluster")

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from coterie.clustering.pooling import Array, Labels, mean_variance
-from coterie.clustering.ward import Path, cut, holder_bits, ward_path
+from coterie.clustering.ward import TOLERANCE, Path, cut, holder_bits, ward_path
 from coterie.core.algorithm import Curve
 
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
@@ -34,7 +34,7 @@ def merge(
     variance: Array,
     clients: Labels,
     criterion: Literal["icl", "bic", "random_effects", "given"] = "icl",
-    tolerance: float = 0.1,
+    tolerance: float = TOLERANCE,
     k_min: int = 1,
     k_given: int | None = None,
 ) -> Merged:
@@ -79,7 +79,7 @@ def merge_path(
     variance: Array,
     clients: Labels,
     criterion: str = "icl",
-    tolerance: float = 0.1,
+    tolerance: float = TOLERANCE,
     k_min: int = 1,
 ) -> tuple[Path, Array]:
     """All merges, and the criterion before and after each; `centres`, `variance` are whitened.

@@ -21,6 +21,7 @@ ONE = ("tied", "tied_full")  # one variance for all components, in the second in
 EMPTY = 1e-6  # a component with a smaller count keeps its centre
 FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
 SEEN = 1000  # samples of which silhouettes are taken
+MOST = 10  # components a client looks for when it counts them itself
 RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
 
 
@@ -377,12 +378,12 @@ def choose_count(
 ) -> int:
     """How many components a client's data have, by itself.
 
-    "auto": the k in 2 to min(10, n / 10) with the largest silhouette of k-means (on a thousand
+    "auto": the k in 2 to min(MOST, n / 10) with the largest silhouette of k-means (on a thousand
     samples), plus one, because too few is the harmful error. "bic": the mixture with the smallest
     BIC.
     """
     n, d = x.shape
-    most = min(10, n // 10, len(torch.unique(x, dim=0)))
+    most = min(MOST, n // 10, len(torch.unique(x, dim=0)))
     if most < 2:
         return 1
     if rule == "bic":
@@ -393,12 +394,16 @@ def choose_count(
             price = n_free(k, d, covariance) * torch.log(torch.tensor(float(n)))
             scores.append(float(-2 * value + price))
         return 1 + min(range(most), key=scores.__getitem__)
-    seen = shuffled(fold(key, "seen"), n)[:SEEN]
-    scores = []
-    for k in range(2, most + 1):
-        labels = kmeans(fold(key, k), x, k, starts=5)[0][seen]
-        scores.append(silhouette(x[seen], labels) if len(labels.unique()) > 1 else -1.0)
+    labels = (kmeans(fold(key, k), x, k, starts=5)[0] for k in range(2, most + 1))
+    scores = [separation(key, x, own) for own in labels]
     return 3 + max(range(len(scores)), key=scores.__getitem__)
+
+
+def separation(key: Tensor, x: Tensor, labels: Tensor) -> float:
+    """Silhouette of labelled samples, of a thousand of them at most; -1 if they have one label."""
+    seen = shuffled(fold(key, "seen"), len(x))[:SEEN]
+    x, labels = x[seen], labels[seen]
+    return silhouette(x, labels) if 1 < len(labels.unique()) < len(x) else -1.0
 
 
 def variance_floor(x: Tensor, mask: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from coterie.clustering.pooling import Array, Labels
 
 DENSE = 600  # up to so many components, all pairs are candidates
 NEIGHBOURS = 16  # above, each component's nearest ones
+TOLERANCE = 0.05  # share of a group's clients of whose components it may hold two
 
 
 class Path(NamedTuple):
@@ -26,12 +27,12 @@ def holder_bits(clients: Labels) -> list[int]:
 
 
 def ward_path(
-    mass: Array, centres: Array, holders: list[int], tolerance: float = 0.1, k_min: int = 1
+    mass: Array, centres: Array, holders: list[int], tolerance: float = TOLERANCE, k_min: int = 1
 ) -> Path:
     """Merge the allowed pair of smallest Ward cost until none is left or there are `k_min` groups.
 
     Two groups may merge if the clients they share are at most `tolerance` times those of the
-    larger one: below ten holders, none. Clients are bits of a group's `holders`.
+    larger one: by default none below twenty holders. Clients are bits of a group's `holders`.
     """
     if len(mass) <= DENSE:
         return _dense_path(mass, centres, holders, tolerance, k_min)
