@@ -5,7 +5,8 @@ per-client ARI the mean of each client's own. Rivals: k-FED (ten local starts, k
 server), federated k-means (ten rounds) and, seeing all data, a central spherical mixture with five
 starts. Clients are told how many components they have, as in the paper. On real data two lines
 more, which no bar judges: FedGEM with components that are round in the units the samples have, and
-FedGEM where clients count their components themselves.
+FedGEM where clients count their components themselves. With 100 clients a third: FedGEM where a
+group never holds two components of one client.
 Run one bar: `python benchmarks/studies/fedgem_bars.py --bar 5`.
 """
 
@@ -45,6 +46,7 @@ Make = Callable[[int], FederatedData]
 MOST = "k-FED, most first"  # it begins with the client that has the most centres
 ROUND = "FedGEM, tied"  # round components in the units the samples have
 OWN = "FedGEM, clients count"  # the default: nobody is told how many components it has
+STRICT = "FedGEM, exclusive"  # two components of a client are never one group
 BESIDE: dict[str, Algorithm] = {
     ROUND: FedGEM(n_components="facts", covariance="tied"),
     OWN: FedGEM(),
@@ -309,18 +311,26 @@ def bar_6(seeds: int) -> list[Any]:
 
 def bar_7(seeds: int) -> list[Any]:
     """100 clients."""
+    # The range asked for on Fashion-MNIST begins above its ten classes, and a run that finds
+    # exactly ten is outside: so strict exclusivity, which splits more, is judged there, too.
     out: list[Any] = []
-    for name, least, low, high in (("mnist", 0.46, 10, 14), ("fashion_mnist", 0.42, 11, 18)):
+    beside = {**BESIDE, STRICT: FedGEM(n_components="facts", exclusivity=0.0)}
+    for name, least, low, high, judged in (
+        ("mnist", 0.46, 10, 14, ["FedGEM"]),
+        ("fashion_mnist", 0.42, 11, 18, ["FedGEM", STRICT]),
+    ):
         make = lambda seed, name=name: share_classes(*images(name, 20), 100, 2, 8, 0.7, seed)  # noqa: E731
-        got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5, beside=BESIDE)
-        ari, seconds = got["mean"]["FedGEM"]["ari"], got["mean"]["FedGEM"]["seconds"]
-        fewest, most = min(got["K"]), max(got["K"])
-        out += [
-            got,
-            verdict(f"{name}: ARI {ari:.3f} >= {least}", ari >= least),
-            verdict(f"{name}: K {fewest}-{most} in {low}-{high}", low <= fewest and most <= high),
-            verdict(f"{name}: a fit takes {seconds:.1f} s <= 30 s", seconds <= 30),
-        ]
+        got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5, beside=beside)
+        out.append(got)
+        for who in judged:
+            ari, seconds = got["mean"][who]["ari"], got["mean"][who]["seconds"]
+            k, what = [int(line["K"]) for line in got["lines"][who]], f"{name}, {who}"
+            fits = low <= min(k) and max(k) <= high
+            out += [
+                verdict(f"{what}: ARI {ari:.3f} >= {least}", ari >= least),
+                verdict(f"{what}: K {min(k)}-{max(k)} in {low}-{high}", fits),
+                verdict(f"{what}: a fit takes {seconds:.1f} s <= 30 s", seconds <= 30),
+            ]
     return out
 
 
