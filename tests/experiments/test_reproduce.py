@@ -55,6 +55,21 @@ def test_a_row_with_two_figures_has_one_curve(tmp_path):
     assert [line.get_label() for line in axes.lines] == ["IFCA"]
 
 
+def test_the_key_of_a_picture_names_what_is_drawn(tmp_path):
+    def key(recipe):
+        (legend,) = drawing._table(recipe, plan).legends
+        return [text.get_text() for text in legend.get_texts()]
+
+    plan, recipe = Plan(tmp_path), tiny()
+    assert key(recipe) == [drawing.PRINTED]
+    reproduce(recipe, replace(plan, rounds=1), seeds=1)
+    assert key(recipe) == [drawing.PRINTED, drawing.SHORT]
+    reproduce(recipe, plan, seeds=1)
+    assert key(recipe) == [drawing.PRINTED, drawing.WHOLE]
+    unpublished = tuple(replace(entry, published=None) for entry in recipe.entries)
+    assert key(replace(recipe, entries=unpublished)) == [drawing.WHOLE]
+
+
 def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
     plan, recipe = Plan(tmp_path), tiny()
     paths = reproduce(recipe, plan, seeds=1)

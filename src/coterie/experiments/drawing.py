@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, THEIRS = COLOURS[0], COLOURS[1]
+PRINTED, WHOLE, SHORT = "published ± 2 sd", "ours, each seed", "ours, fewer rounds"
 WORDS = {
     "accuracy": "test accuracy, %",
     "ari": "adjusted Rand index",
@@ -49,23 +50,26 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
     heights = [1.1 + 0.27 * len(own) for own in rows]
     page = _page(2.2 + 3.4 * len(columns), 0.9 + sum(heights), f"{recipe.paper}, {recipe.title}")
     grid = page.subplots(len(parts), len(columns), squeeze=False, height_ratios=heights)
+    marks: set[str] = set()
     for i, part in enumerate(parts):
         for j, column in enumerate(columns):
             own = {e.row: e for e in recipe.entries if (e.part, e.column) == (part, column)}
             axes = grid[i][j]
-            _panel(axes, own, rows[i], recipe, plan)
+            marks |= _panel(axes, own, rows[i], recipe, plan)
             # Above all of its panels a block's name has room; beside one it has not.
             title = f"{part if not j else ''}\n{column}" if column and part else part or column
             axes.set_title(title, fontsize=10, color=INK, loc="left")
             if j:
                 axes.set_yticklabels([])
-    page.legend(handles=_key(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    page.legend(handles=_key(marks), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return page
 
 
 def _panel(
     axes: "Axes", own: dict[str, Entry], rows: Sequence[str], recipe: Recipe, plan: Plan
-) -> None:
+) -> set[str]:
+    """A line per row; which kinds of marks there are."""
+    marks = set()
     for y, row in enumerate(rows):
         entry = own.get(row)
         if entry is None:
@@ -73,12 +77,15 @@ def _panel(
         printed = entry.published
         if printed is not None and printed.mean is not None:
             wide = 2 * (printed.std or 0.0)
+            marks.add(PRINTED)
             axes.errorbar(
                 printed.mean, y, xerr=wide, color=THEIRS, marker="|", markersize=11, linewidth=4
             )
         ours, found = figures(entry, recipe, plan)
         numbers = [v for v in ours.values if v is not None]
         whole = all(one["rounds"] >= one["published_rounds"] for one in found)
+        if numbers:
+            marks.add(WHOLE if whole else SHORT)
         axes.plot(
             numbers,
             [y] * len(numbers),
@@ -93,21 +100,22 @@ def _panel(
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.08)
     axes.locator_params(axis="x", nbins=5)  # long decimals would run into each other
+    return marks
 
 
-def _key() -> list[Any]:
+def _key(marks: set[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     def dot(**look: Any) -> Line2D:
         return Line2D([], [], linestyle="", **look)
 
-    return [
-        Line2D(
-            [], [], color=THEIRS, marker="|", markersize=11, linewidth=4, label="published ± 2 sd"
-        ),
-        dot(marker="o", color=OURS, label="ours, each seed"),
-        dot(marker="o", color=OURS, markerfacecolor="white", label="ours, fewer rounds"),
+    line: dict[str, Any] = {"color": THEIRS, "marker": "|", "markersize": 11, "linewidth": 4}
+    kinds = [
+        Line2D([], [], **line, label=PRINTED),
+        dot(marker="o", color=OURS, label=WHOLE),
+        dot(marker="o", color=OURS, markerfacecolor="white", label=SHORT),
     ]
+    return [kind for kind in kinds if kind.get_label() in marks]
 
 
 def _curves(recipe: Recipe, plan: Plan) -> "Figure":
