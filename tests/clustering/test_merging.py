@@ -66,6 +66,68 @@ def test_ward_merges_go_on_after_a_piece_has_joined():
     assert path.costs[3] == pytest.approx(400 * 100 / 500 * (9 - 0.25) ** 2)
 
 
+@pytest.mark.parametrize(("x", "joins"), [(2.41, True), (2.42, False)])
+def test_what_one_client_has_is_a_copy_up_to_a_distance(x, joins):
+    # Ten copies at 1 and -1: t2 = 10 / 21.666 - 0.001 = 0.46055, the variance of a copy 0.46155 and
+    # of the middle a tenth of that. With 11 components, joined up to
+    # sqrt(0.5077 (2 (11 log 11 - 10 log 10) + 2 log 11)) = 2.416.
+    centres = np.array([1.0, -1.0] * 5 + [x])[:, None]
+    labels = np.array([0] * 10 + [1])
+    found = merging._copy_joins(np.full(11, 1000.0), centres, 1.0, np.arange(11), labels)
+    assert [*found] == ([(0, 10)] if joins else [])
+
+
+def far_copy(at, client, seed=0):
+    """Ten groups that ten clients have each, copies half a deviation apart, and one farther off."""
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(10), 10)
+    centres = 20 * np.eye(10)[truth] + 0.5 * rng.normal(size=(100, 10))
+    centres = np.append(centres, (20 + at) * np.eye(10)[:1], 0)
+    clients = np.append(np.arange(100) % 20, client)  # group 0: clients 0 to 9
+    return np.full(101, 100.0), centres, np.ones(101), clients
+
+
+@pytest.mark.parametrize(("at", "groups"), [(3.5, 10), (8.0, 11)])
+@pytest.mark.parametrize("tolerance", [0.0, 0.05, 1.0])
+def test_a_far_copy_joins_its_group_and_a_group_of_its_own_does_not(at, groups, tolerance):
+    found = merging.merge(*far_copy(at, client=20), tolerance=tolerance)
+    assert len(set(found.labels)) == groups
+    assert found.curve[found.curve[:, 1].argmin(), 0] == groups
+    assert found.gap > 0
+
+
+def test_samples_alone_would_take_the_far_copy_for_a_group(monkeypatch):
+    monkeypatch.setattr(merging, "_copy_joins", lambda *_: {})
+    assert len(set(merging.merge(*far_copy(3.5, client=20)).labels)) == 11
+
+
+def test_a_client_that_has_the_group_has_no_far_copy_of_it():
+    assert len(set(merging.merge(*far_copy(3.5, client=0)).labels)) == 11
+
+
+def test_of_two_components_of_a_client_one_is_the_copy():
+    n, centres, variance, clients = far_copy(3.5, client=20)
+    other = np.append(centres, (20 - 3.5) * np.eye(10)[:1], 0)
+    two = np.append(n, 100.0), other, np.append(variance, 1.0), np.append(clients, 20)
+    labels = merging.merge(*two).labels
+    assert len(set(labels)) == 11
+    assert (labels[100:] == labels[0]).sum() == 1
+
+
+def test_two_copies_prove_nothing_of_how_copies_scatter():
+    n, centres = np.full(3, 100.0), np.array([[0.0], [3.0], [9.0]])
+    found = merging.merge(n, centres, np.ones(3), np.arange(3))
+    assert found.labels.tolist() == [0, 0, 1]
+
+
+def test_clients_that_differ_by_whole_deviations_still_share_groups():
+    rng = np.random.default_rng(0)
+    n, centres, variance, clients, truth = copies(0, 30, 4, 8, d=10)
+    moved = centres + rng.normal(size=centres.shape)
+    found = merging.merge(n, moved, variance, clients)
+    assert same_partition(found.labels, truth)
+
+
 def test_the_effective_radius_is_where_equal_components_merge():
     # d = 1, n = 100 each, one variance: 2 sqrt((2 log 200 + 400 log 2) / 200) = 2.3994. (The
     # criterion re-estimates the variance of what it merges, and so goes on to 3.58.)

@@ -2,13 +2,14 @@
 
 A path of Ward merges on summaries (count, centre, variance), and a criterion that says where on the
 path to stop. A group holds at most one component of a client, up to a tolerance, unless it has
-swallowed a group that nobody has without it. Everything is float64 NumPy on the server; no sample
-is ever seen here.
+swallowed a group that nobody has without it. What one client alone has may be a far copy of a group
+of others. Everything is float64 NumPy on the server; no sample is ever seen here.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.stats import chi2
 
 from coterie.clustering.pooling import Array, Labels, mean_variance
 from coterie.clustering.ward import TOLERANCE, Path, cut, holder_bits, ward_path
@@ -17,6 +18,7 @@ from coterie.core.algorithm import Curve
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
 
 FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
+SURE = 0.99  # chance that clients' copies scatter at least as much as is assumed of them
 
 
 class Merged(NamedTuple):
@@ -88,29 +90,42 @@ def merge_path(
     one has the small ones without the large one. Such a group is not proven by its holders. From
     the best point of the Ward path on, where the tolerance is not 0, it joins the other one if the
     criterion falls by the price of a component, so that clients are believed in case of doubt; Ward
-    merges go on from there. What one client alone has stays as it says, and under BIC, which takes
-    components to be groups that may be close, what every client says.
+    merges go on from there. A single client's two components stay as it says, and under BIC, which
+    takes components to be groups that may be close, what every client says.
+
+    Copies that clients have of a group may lie apart, one of them so far that its samples look like
+    a group of their own. Whether a group of one client is such a copy is a question of how copies
+    lie, not samples: see `_copy_joins`. The change of the criterion is then that of the copies.
     """
     least = 1 if criterion == "given" else k_min
     path = ward_path(n, centres, holder_bits(clients), tolerance, least)
+    copied: dict[int, float] = {}  # change of the criterion, by the group that vanished as a copy
     while True:
         tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
-        values = np.array([tally.value, *(tally.join(a, b) for a, b in path.joins)])
-        if criterion == "bic" or not 0 < tolerance < 1:
+        joined = (tally.join(a, b, copied.get(b)) for a, b in path.joins)
+        values = np.array([tally.value, *joined])
+        if criterion == "bic":
             return path, values
         best = int(values.argmin())
-        tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
+        tally = _Tally(n, centres, variance, clients, entropy=True)
         for a, b in path.joins[:best]:
-            tally.join(a, b)
-        nested = _nested_joins(tally)
-        if not nested.joins:
+            tally.join(a, b, copied.get(b))
+        late = _nested_joins(tally) if 0 < tolerance < 1 else Path([], np.zeros(0))
+        if not late.joins:
+            labels = cut(path, len(n), best)
+            found = _copy_joins(n, centres, mean_variance(n, variance), clients, labels)
+            copied |= {b: change for (_, b), change in found.items()}
+            late = Path([*found], np.array([tally.cost(*pair) for pair in found]))
+            for pair in found:
+                tally.join(*pair)
+        if not late.joins:
             return path, values
         left = sorted(tally.alive)
         holders = [tally.holders[a] for a in left]
         rest = ward_path(tally.size[left], tally.mu[left], holders, tolerance, least)
         later = [(left[a], left[b]) for a, b in rest.joins]
-        costs = np.concatenate([path.costs[:best], nested.costs, rest.costs])
-        path = Path([*path.joins[:best], *nested.joins, *later], costs)
+        costs = np.concatenate([path.costs[:best], late.costs, rest.costs])
+        path = Path([*path.joins[:best], *late.joins, *later], costs)
 
 
 def _nested_joins(tally: "_Tally") -> Path:
@@ -128,6 +143,62 @@ def _nested_joins(tally: "_Tally") -> Path:
         kept = {pair: change for pair, change in changes.items() if not {a, b} & {*pair}}
         changes = kept | tally.nested(a)
     return Path(joins, np.array(costs))
+
+
+def _copy_joins(
+    n: Array, centres: Array, within: float, clients: Labels, labels: Labels
+) -> dict[tuple[int, int], float]:
+    """Groups of one client that are copies of a group it does not have, and what joining changes.
+
+    With copies of a centre around it as N(mu, (s2 / n + t2) I), as under "random_effects", c
+    components in all and m copies in the group, a join changes the criterion by
+
+        |M - mu|^2 / (s2 / n + t2 + 1 / w) - 2 h - (d + 1) log c,
+        h = (m + 1) log(m + 1) - m log m,    1 / w: the variance of mu.
+
+    t2 is what the copies of all groups with several holders surely scatter more than their counts
+    explain: few copies prove little. Joins are pairs of the first component of either group.
+    """
+    pairs, copy = np.unique(np.stack([labels, clients], 1), axis=0, return_inverse=True)
+    group, owner = pairs.T  # a client's components in a group are one copy
+    count, d = np.bincount(group), centres.shape[1]  # [k] copies
+    free = d * int((count - 1).sum())
+    alone, shared = np.flatnonzero(count[group] == 1), np.flatnonzero(count > 1)
+    if not (len(alone) and free and within > 0):
+        return {}
+    size = _sums(copy, n)
+    mean, noise = _sums(copy, n[:, None] * centres) / size[:, None], within / size
+    apart = mean - (_sums(group, mean) / count[:, None])[group]
+    explained = d * float((_sums(group, noise) * (1 - 1 / count)).sum())
+    scatter = max(float((apart**2).sum()) / chi2.ppf(SURE, free) - explained / free, 0.0)
+    weight = 1 / (noise + scatter)
+    total = _sums(group, weight)
+    mu = _sums(group, weight[:, None] * mean) / total[:, None]
+    candidates = []
+    for i in alone:
+        others = shared[~np.isin(shared, group[owner == owner[i]])]
+        squared = ((mu[others] - mean[i]) ** 2).sum(1) / (1 / weight[i] + 1 / total[others])
+        m = count[others]
+        entropy = (m + 1) * np.log(m + 1) - m * np.log(m)
+        change = squared - 2 * entropy - (d + 1) * np.log(len(n))
+        if len(change) and change.min() < 0:
+            candidates.append((float(change.min()), group[i], others[change.argmin()], owner[i]))
+    root = np.unique(labels, return_index=True)[1]  # [k] first component
+    found, taken = {}, set()
+    for change, single, other, client in sorted(candidates):
+        if (other, client) not in taken:  # a client's two copies are not one
+            taken.add((other, client))
+            kept, gone = sorted((int(root[single]), int(root[other])))
+            root[other] = kept
+            found[kept, gone] = change
+    return found
+
+
+def _sums(label: Labels, values: Array) -> Array:
+    """Sums of values with the same label, along the first axis."""
+    out = np.zeros((int(label.max()) + 1, *values.shape[1:]))
+    np.add.at(out, label, values)
+    return out
 
 
 def _curve(path: Path, count: int, values: Array) -> Array:
@@ -190,10 +261,12 @@ class _Tally:
         """What a join does to the criterion."""
         return float(self.joined(a, b)[1] - self.terms[a] - self.terms[b] - self.price)
 
-    def join(self, a: int, b: int) -> float:
-        """Let b become part of a; the criterion then."""
+    def join(self, a: int, b: int, change: float | None = None) -> float:
+        """Let b become part of a; the criterion then, its change perhaps known otherwise."""
         scatter, term = self.joined(a, b)
-        self.value += term - self.terms[a] - self.terms[b] - self.price
+        if change is None:
+            change = term - self.terms[a] - self.terms[b] - self.price
+        self.value += change
         self.scatter[a], self.terms[a] = scatter, term
         self.mu[a] += self.size[b] / (self.size[a] + self.size[b]) * (self.mu[b] - self.mu[a])
         self.size[a] += self.size[b]
