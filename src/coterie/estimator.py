@@ -110,7 +110,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         exclusivity: float | None = None,
         radius: str | float = "statistical",
         factor: float | None = None,
-        challenger: float | None = 3.0,
+        challenger: float | str | None = "auto",
         feedback: int = 2,
         slack: float = 1.0,
         refine: int = 10,

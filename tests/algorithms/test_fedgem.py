@@ -177,6 +177,14 @@ def test_rounds_converge_linearly_where_groups_are_apart():
 
 
 @pytest.mark.parametrize(
+    ("options", "margin"),
+    [({}, 3), ({"criterion": "bic"}, 0), ({"challenger": 1.5}, 1.5), ({"challenger": None}, None)],
+)
+def test_a_clients_own_fit_must_win_by_a_margin(options, margin):
+    assert FedGEM(**options).margin == margin
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {},

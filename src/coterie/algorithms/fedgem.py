@@ -100,8 +100,9 @@ class FedGEM(Algorithm):
         Balls of "overlap": "statistical", "published" or a number; factor of the published one,
         None: the best three-fold silhouette.
     challenger, feedback, slack, refine
-        Margin (in BIC prices of a component) by which a client's own best fit must win, None: no
-        challenger; rounds of feedback, and what a client may lose by it (same unit; with "auto"
+        Margin (in BIC prices of a component) by which a client's own best fit must win, "auto": 3,
+        and 0 under "bic", where likelihood is to be trusted; None: no challenger. Rounds of
+        feedback, and what a client may lose by it (same unit; where clients count by "auto",
         silhouettes decide); rounds of pooled EM.
     min_count, noise, clip
         Components with fewer expected samples never leave the client. Multiplier of Gaussian noise
@@ -132,7 +133,7 @@ class FedGEM(Algorithm):
     exclusivity: Annotated[float, Ge(0), Le(1)] | None = None
     radius: Literal["statistical", "published"] | Annotated[float, Ge(0)] = "statistical"
     factor: Annotated[float, Gt(0)] | None = None
-    challenger: Annotated[float, Ge(0)] | None = 3.0
+    challenger: Annotated[float, Ge(0)] | Literal["auto"] | None = "auto"
     feedback: Annotated[int, Ge(0)] = 2
     slack: Annotated[float, Ge(0)] = 1.0
     refine: Annotated[int, Ge(0)] = 10
@@ -157,6 +158,13 @@ class FedGEM(Algorithm):
         """Exclusivity as it is used: off where local counts may be too large."""
         usual = 1.0 if self.n_components in OWN_COUNT else TOLERANCE
         return usual if self.exclusivity is None else self.exclusivity
+
+    @property
+    def margin(self) -> float | None:
+        """By how many prices a client's own best fit must win; None: it is not tried."""
+        if self.challenger == "auto":
+            return 0.0 if self.criterion == "bic" else 3.0
+        return self.challenger
 
     def init(self, fed: Federation) -> State:
         ids, reply = fed.map(self.count, to=fed.everyone())
@@ -311,9 +319,9 @@ class FedGEM(Algorithm):
     def summarise(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
         x, mask = components.rows(client, units)
         mixture = components.unpadded(client, components.recalled(client, given))
-        if self.challenger is not None and self.rounds:
+        if self.margin is not None and self.rounds:
             best, value = components.own_best(self, client, x, len(mixture.weights))
-            least = mixtures.log_likelihood(x, mask, mixture) + self.challenger * mixtures.price(x)
+            least = mixtures.log_likelihood(x, mask, mixture) + self.margin * mixtures.price(x)
             mixture = best if value > least else mixture
         return components.summary(self, client, units, mixture, len(given["use"]))
 

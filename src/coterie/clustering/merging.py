@@ -2,8 +2,8 @@
 
 A path of Ward merges on summaries (count, centre, variance), and a criterion that says where on the
 path to stop. A group holds at most one component of a client, up to a tolerance, unless it has
-swallowed a group that nobody has without it. What one client alone has may be a far copy of a group
-of others. Everything is float64 NumPy on the server; no sample is ever seen here.
+swallowed a group that nobody has without it. Groups no client has both of may be copies of one that
+lie far apart. Everything is float64 NumPy on the server; no sample is ever seen here.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -93,9 +93,9 @@ def merge_path(
     merges go on from there. A single client's two components stay as it says, and under BIC, which
     takes components to be groups that may be close, what every client says.
 
-    Copies that clients have of a group may lie apart, one of them so far that its samples look like
-    a group of their own. Whether a group of one client is such a copy is a question of how copies
-    lie, not samples: see `_copy_joins`. The change of the criterion is then that of the copies.
+    Copies that clients have of a group may lie apart, some so far that their samples look like a
+    group of their own. Whether groups no client has both of are copies of one is a question of how
+    copies lie, not samples: see `_copy_joins`. The change of the criterion is then that of copies.
     """
     least = 1 if criterion == "given" else k_min
     path = ward_path(n, centres, holder_bits(clients), tolerance, least)
@@ -148,49 +148,47 @@ def _nested_joins(tally: "_Tally") -> Path:
 def _copy_joins(
     n: Array, centres: Array, within: float, clients: Labels, labels: Labels
 ) -> dict[tuple[int, int], float]:
-    """Groups of one client that are copies of a group it does not have, and what joining changes.
+    """Groups no client has both of that are copies of one centre, and what joining them changes.
 
     With copies of a centre around it as N(mu, (s2 / n + t2) I), as under "random_effects", c
-    components in all and m copies in the group, a join changes the criterion by
+    components in all, and m copies and summed precisions w in each group, a join changes the
+    criterion by
 
-        |M - mu|^2 / (s2 / n + t2 + 1 / w) - 2 h - (d + 1) log c,
-        h = (m + 1) log(m + 1) - m log m,    1 / w: the variance of mu.
+        |mu_A - mu_B|^2 / (1 / w_A + 1 / w_B) - 2 h - (d + 1) log c,
+        h = (m_A + m_B) log(m_A + m_B) - m_A log m_A - m_B log m_B.
 
-    t2 is what the copies of all groups with several holders surely scatter more than their counts
-    explain: few copies prove little. Joins are pairs of the first component of either group.
+    t2 is what copies within groups surely scatter more than their counts explain: few copies prove
+    little, none nothing. Joins are pairs of the first component of either group.
     """
     pairs, copy = np.unique(np.stack([labels, clients], 1), axis=0, return_inverse=True)
     group, owner = pairs.T  # a client's components in a group are one copy
-    count, d = np.bincount(group), centres.shape[1]  # [k] copies
-    free = d * int((count - 1).sum())
-    alone, shared = np.flatnonzero(count[group] == 1), np.flatnonzero(count > 1)
-    if not (len(alone) and free and within > 0):
+    m, d = np.bincount(group).astype(float), centres.shape[1]
+    free = d * (m - 1).sum()
+    if not (free and within > 0):
         return {}
     size = _sums(copy, n)
     mean, noise = _sums(copy, n[:, None] * centres) / size[:, None], within / size
-    apart = mean - (_sums(group, mean) / count[:, None])[group]
-    explained = d * float((_sums(group, noise) * (1 - 1 / count)).sum())
-    scatter = max(float((apart**2).sum()) / chi2.ppf(SURE, free) - explained / free, 0.0)
-    weight = 1 / (noise + scatter)
-    total = _sums(group, weight)
-    mu = _sums(group, weight[:, None] * mean) / total[:, None]
-    candidates = []
-    for i in alone:
-        others = shared[~np.isin(shared, group[owner == owner[i]])]
-        squared = ((mu[others] - mean[i]) ** 2).sum(1) / (1 / weight[i] + 1 / total[others])
-        m = count[others]
-        entropy = (m + 1) * np.log(m + 1) - m * np.log(m)
-        change = squared - 2 * entropy - (d + 1) * np.log(len(n))
-        if len(change) and change.min() < 0:
-            candidates.append((float(change.min()), group[i], others[change.argmin()], owner[i]))
+    apart = mean - (_sums(group, mean) / m[:, None])[group]
+    explained = d * (_sums(group, noise) * (1 - 1 / m)).sum()
+    scatter = max((apart**2).sum() / chi2.ppf(SURE, free) - explained / free, 0.0)
+    precision = 1 / (noise + scatter)
+    w = _sums(group, precision)
+    mu = _sums(group, precision[:, None] * mean) / w[:, None]
+    holders = np.zeros((len(m), owner.max() + 1))
+    holders[group, owner] = 1
+    a, b = np.triu(holders @ holders.T == 0).nonzero()
+    both = m[a] + m[b]
+    entropy = both * np.log(both) - m[a] * np.log(m[a]) - m[b] * np.log(m[b])
+    squared = ((mu[a] - mu[b]) ** 2).sum(1) / (1 / w[a] + 1 / w[b])
+    change = squared - 2 * entropy - (d + 1) * np.log(len(n))
     root = np.unique(labels, return_index=True)[1]  # [k] first component
-    found, taken = {}, set()
-    for change, single, other, client in sorted(candidates):
-        if (other, client) not in taken:  # a client's two copies are not one
-            taken.add((other, client))
-            kept, gone = sorted((int(root[single]), int(root[other])))
-            root[other] = kept
-            found[kept, gone] = change
+    found, changed = {}, set[int]()
+    for i in change.argsort(kind="stable"):
+        one, other = int(a[i]), int(b[i])
+        if change[i] < 0 and not changed & {one, other}:
+            changed |= {one, other}
+            kept, gone = sorted((int(root[one]), int(root[other])))
+            found[kept, gone] = float(change[i])
     return found
 
 
