@@ -13,7 +13,8 @@ Departures: the radius is a closed formula (`mixtures.squared_radius`) instead o
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
 likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"), joins
-of nested groups, challenger, feedback and refinement are ours. `published=True`: as in the paper.
+of nested groups and of far copies, challenger, feedback and refinement are ours. `published=True`:
+as in the paper.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
 `published`, the factor is chosen by a three-fold silhouette to merged centres.
@@ -90,8 +91,9 @@ class FedGEM(Algorithm):
         First centres: raw k-means++ seeds, or a whole local "k-means" (which leaves the rounds
         nothing to do). Grouped centres go to their weighted "mean", or "pairwise" as in the paper.
     criterion, n_clusters
-        When to stop merging: "icl", "bic" (close Gaussian groups), "random_effects" (clients'
-        copies of a centre differ), "overlap" (balls of a given `radius`), or "given" `n_clusters`.
+        When to stop merging: "icl" (and groups that lie as copies of one do are one), "bic" (close
+        Gaussian groups), "random_effects" (all by how clients' copies of a centre scatter),
+        "overlap" (balls of a given `radius`), or "given" `n_clusters`.
     exclusivity
         A group may hold two components of one client for at most this share of its clients, or if
         it has a part that no one has without the rest. 0: never, 1: always; None: 0.05, and 1

@@ -12,7 +12,15 @@ import numpy as np
 from scipy.stats import chi2
 
 from coterie.clustering.pooling import Array, Labels, mean_variance
-from coterie.clustering.ward import TOLERANCE, Path, cut, holder_bits, ward_path
+from coterie.clustering.ward import (
+    NEIGHBOURS,
+    TOLERANCE,
+    Path,
+    cut,
+    holder_bits,
+    neighbourhoods,
+    ward_path,
+)
 from coterie.core.algorithm import Curve
 
 Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
@@ -110,22 +118,29 @@ def merge_path(
         tally = _Tally(n, centres, variance, clients, entropy=True)
         for a, b in path.joins[:best]:
             tally.join(a, b, copied.get(b))
-        late = _nested_joins(tally) if 0 < tolerance < 1 else Path([], np.zeros(0))
-        if not late.joins:
-            labels = cut(path, len(n), best)
-            found = _copy_joins(n, centres, mean_variance(n, variance), clients, labels)
-            copied |= {b: change for (_, b), change in found.items()}
-            late = Path([*found], np.array([tally.cost(*pair) for pair in found]))
-            for pair in found:
-                tally.join(*pair)
+        labels = cut(path, len(n), best)
+        found = _copy_joins(n, centres, mean_variance(n, variance), clients, labels)
+        copied |= {gone: change for (_, gone), change in found.items()}
+        late = _joined(tally, [*found])
+        if not found and 0 < tolerance < 1:
+            late = _nested_joins(tally)
         if not late.joins:
             return path, values
         left = sorted(tally.alive)
         holders = [tally.holders[a] for a in left]
         rest = ward_path(tally.size[left], tally.mu[left], holders, tolerance, least)
         later = [(left[a], left[b]) for a, b in rest.joins]
-        costs = np.concatenate([path.costs[:best], late.costs, rest.costs])
-        path = Path([*path.joins[:best], *late.joins, *later], costs)
+        joins = [*path.joins[:best], *late.joins, *later]
+        path = Path(joins, np.concatenate([path.costs[:best], late.costs, rest.costs]))
+
+
+def _joined(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
+    """These joins, done, with their Ward costs."""
+    costs = []
+    for pair in joins:
+        costs.append(tally.cost(*pair))
+        tally.join(*pair)
+    return Path(joins, np.array(costs))
 
 
 def _nested_joins(tally: "_Tally") -> Path:
@@ -158,13 +173,26 @@ def _copy_joins(
         h = (m_A + m_B) log(m_A + m_B) - m_A log m_A - m_B log m_B.
 
     t2 is what copies within groups surely scatter more than their counts explain: few copies prove
-    little, none nothing. Joins are pairs of the first component of either group.
+    little, none nothing. Joins are pairs of the first component of either group, in their order.
     """
+    found: dict[tuple[int, int], float] = {}
+    while joins := _nearest_copies(n, centres, within, clients, labels):
+        for kept, gone in joins:
+            labels = np.where(labels == labels[gone], labels[kept], labels)
+        labels = np.unique(labels, return_inverse=True)[1]
+        found |= joins
+    return found
+
+
+def _nearest_copies(
+    n: Array, centres: Array, within: float, clients: Labels, labels: Labels
+) -> dict[tuple[int, int], float]:
+    """The best joins of copies, each group in one at most."""
     pairs, copy = np.unique(np.stack([labels, clients], 1), axis=0, return_inverse=True)
     group, owner = pairs.T  # a client's components in a group are one copy
     m, d = np.bincount(group).astype(float), centres.shape[1]
     free = d * (m - 1).sum()
-    if not (free and within > 0):
+    if not (free and within > 0 and len(m) > 1):
         return {}
     size = _sums(copy, n)
     mean, noise = _sums(copy, n[:, None] * centres) / size[:, None], within / size
@@ -174,21 +202,21 @@ def _copy_joins(
     precision = 1 / (noise + scatter)
     w = _sums(group, precision)
     mu = _sums(group, precision[:, None] * mean) / w[:, None]
-    holders = np.zeros((len(m), owner.max() + 1))
-    holders[group, owner] = 1
-    a, b = np.triu(holders @ holders.T == 0).nonzero()
+    near = neighbourhoods(mu, [*range(len(m))], NEIGHBOURS)
+    a, b = np.array([(one, other) for one in near for other in near[one] if one < other]).T
     both = m[a] + m[b]
     entropy = both * np.log(both) - m[a] * np.log(m[a]) - m[b] * np.log(m[b])
     squared = ((mu[a] - mu[b]) ** 2).sum(1) / (1 / w[a] + 1 / w[b])
     change = squared - 2 * entropy - (d + 1) * np.log(len(n))
-    root = np.unique(labels, return_index=True)[1]  # [k] first component
+    held = [{*owner[group == k].tolist()} for k in range(len(m))]
+    first = np.unique(labels, return_index=True)[1].tolist()  # component of each group
     found, changed = {}, set[int]()
-    for i in change.argsort(kind="stable"):
-        one, other = int(a[i]), int(b[i])
-        if change[i] < 0 and not changed & {one, other}:
+    less = change < 0
+    for value, one, other in sorted(zip(change[less], a[less], b[less], strict=True)):
+        if not changed & {one, other} and not held[one] & held[other]:
             changed |= {one, other}
-            kept, gone = sorted((int(root[one]), int(root[other])))
-            found[kept, gone] = float(change[i])
+            kept, gone = sorted((first[one], first[other]))
+            found[kept, gone] = float(value)
     return found
 
 

@@ -102,7 +102,7 @@ def _sparse_path(
     joins: list[tuple[int, int]] = []
     costs: list[float] = []
     while len(alive) > k_min:
-        links = _links(np.array([mu[a] for a in sorted(alive)]), sorted(alive), neighbours)
+        links = neighbourhoods(np.array([mu[a] for a in sorted(alive)]), sorted(alive), neighbours)
         heap = []
         for a, near in links.items():
             others = [b for b in near if b > a]
@@ -145,7 +145,7 @@ def _sparse_path(
     return Path(joins, np.array(costs))
 
 
-def _links(points: Array, names: list[int], neighbours: int) -> dict[int, set[int]]:
+def neighbourhoods(points: Array, names: list[int], neighbours: int) -> dict[int, set[int]]:
     """Each group's nearest ones, both ways; all others when there are few."""
     count = len(points)
     links: dict[int, set[int]] = {name: set() for name in names}
