@@ -13,8 +13,7 @@ Departures: the radius is a closed formula (`mixtures.squared_radius`) instead o
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
 likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"), joins
-of nested groups and of far copies, challenger, feedback and refinement are ours. `published=True`:
-as in the paper.
+of nested groups and far copies, challenger, feedback, refinement are ours. `published=True`: not.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
 `published`, the factor is chosen by a three-fold silhouette to merged centres.
@@ -103,9 +102,8 @@ class FedGEM(Algorithm):
         None: the best three-fold silhouette.
     challenger, feedback, slack, refine
         Margin (in BIC prices of a component) by which a client's own best fit must win, "auto": 3,
-        and 0 under "bic", where likelihood is to be trusted; None: no challenger. Rounds of
-        feedback, and what a client may lose by it (same unit; where clients count by "auto",
-        silhouettes decide); rounds of pooled EM.
+        or 0 under "bic"; None: no challenger. Rounds of feedback, and what a client may lose by it
+        (same unit; where it counts by "auto", silhouettes decide); rounds of pooled EM.
     min_count, noise, clip
         Components with fewer expected samples never leave the client. Multiplier of Gaussian noise
         on the sums of refinement, and the bound on a sample's distance from the middle of the
