@@ -13,7 +13,7 @@ Departures: the radius is a closed formula (`mixtures.squared_radius`) instead o
 problem; grouping does not depend on the numbering of clients; a group's centres meet at its
 weighted mean instead of at means of pairs; the number of groups comes from the integrated completed
 likelihood of merged summaries instead of balls of a tuned size; common units ("tied_full"), joins
-of nested groups and far copies, challenger, feedback, refinement are ours. `published=True`: not.
+of nested groups and far copies, challenger, feedback, refinement: ours, off with `published=True`.
 Notes: the paper's body was not at hand when this was written: abstract, introduction and the
 authors' code were. Rounds steer the start only; their fixed points are the clients' own. With
 `published`, the factor is chosen by a three-fold silhouette to merged centres.

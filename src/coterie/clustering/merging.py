@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.stats import chi2
 
-from coterie.clustering.pooling import Array, Labels, mean_variance
+from coterie.clustering.pooling import Array, Labels, mean_variance, means
 from coterie.clustering.ward import (
     NEIGHBOURS,
     TOLERANCE,
@@ -121,7 +121,7 @@ def merge_path(
         labels = cut(path, len(n), best)
         found = _copy_joins(n, centres, mean_variance(n, variance), clients, labels)
         copied |= {gone: change for (_, gone), change in found.items()}
-        late = _joined(tally, [*found])
+        late = _carried_out(tally, [*found])
         if not found and 0 < tolerance < 1:
             late = _nested_joins(tally)
         if not late.joins:
@@ -134,8 +134,8 @@ def merge_path(
         path = Path(joins, np.concatenate([path.costs[:best], late.costs, rest.costs]))
 
 
-def _joined(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
-    """These joins, done, with their Ward costs."""
+def _carried_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
+    """These joins, with their Ward costs; the tally has them then."""
     costs = []
     for pair in joins:
         costs.append(tally.cost(*pair))
@@ -194,20 +194,16 @@ def _nearest_copies(
     free = d * (m - 1).sum()
     if not (free and within > 0 and len(m) > 1):
         return {}
-    size = _sums(copy, n)
-    mean, noise = _sums(copy, n[:, None] * centres) / size[:, None], within / size
-    apart = mean - (_sums(group, mean) / m[:, None])[group]
-    explained = d * (_sums(group, noise) * (1 - 1 / m)).sum()
+    mean, noise = means(n, centres, copy), within / np.bincount(copy, n)
+    apart = mean - means(np.ones(len(mean)), mean, group)[group]
+    explained = d * (np.bincount(group, noise) * (1 - 1 / m)).sum()
     scatter = max((apart**2).sum() / chi2.ppf(SURE, free) - explained / free, 0.0)
     precision = 1 / (noise + scatter)
-    w = _sums(group, precision)
-    mu = _sums(group, precision[:, None] * mean) / w[:, None]
+    w, mu = np.bincount(group, precision), means(precision, mean, group)
     near = neighbourhoods(mu, [*range(len(m))], NEIGHBOURS)
     a, b = np.array([(one, other) for one in near for other in near[one] if one < other]).T
-    both = m[a] + m[b]
-    entropy = both * np.log(both) - m[a] * np.log(m[a]) - m[b] * np.log(m[b])
     squared = ((mu[a] - mu[b]) ** 2).sum(1) / (1 / w[a] + 1 / w[b])
-    change = squared - 2 * entropy - (d + 1) * np.log(len(n))
+    change = squared - 2 * _told_apart(m[a], m[b]) - (d + 1) * np.log(len(n))
     held = [{*owner[group == k].tolist()} for k in range(len(m))]
     first = np.unique(labels, return_index=True)[1].tolist()  # component of each group
     found, changed = {}, set[int]()
@@ -220,11 +216,10 @@ def _nearest_copies(
     return found
 
 
-def _sums(label: Labels, values: Array) -> Array:
-    """Sums of values with the same label, along the first axis."""
-    out = np.zeros((int(label.max()) + 1, *values.shape[1:]))
-    np.add.at(out, label, values)
-    return out
+def _told_apart(a: Array, b: Array) -> Array:
+    """Nats it takes to say, for all members of two groups of these sizes, which one each is in."""
+    apart: Array = (a + b) * np.log(a + b) - a * np.log(a) - b * np.log(b)
+    return apart
 
 
 def _curve(path: Path, count: int, values: Array) -> Array:
@@ -337,10 +332,9 @@ def _random_effects(
         start = d * float(np.log(spread).sum()) + c * (d + 1) * np.log(c)
         size, values = np.ones(c), [start]
         for (a, b), cost in zip(path.joins, path.costs.tolist(), strict=True):
-            both = size[a] + size[b]
-            entropy = both * np.log(both) - size[a] * np.log(size[a]) - size[b] * np.log(size[b])
+            entropy = _told_apart(size[a], size[b])
             values.append(values[-1] + cost - 2 * entropy - (d + 1) * np.log(c))
-            size[a] = both
+            size[a] += size[b]
         curve = _curve(path, c, np.array(values))
         chosen = int(np.argmin(values))
         if best is None or values[chosen] < best[0]:
