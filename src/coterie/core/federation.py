@@ -140,6 +140,7 @@ class Federation(ABC):
         self.seed, self.participation, self.restart = seed, participation, restart
         self.round = -1
         self.support = "train"
+        self.start: Tensor | None = None  # [clients] int64; initial group of each, -1: not given
         self.traffic = Traffic()
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
