@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.installed-docs
-BENCHMARKS := $(sort $(filter-out %/common.py,$(wildcard benchmarks/studies/*.py)))
+STUDIES := $(sort $(filter-out common __init__,$(basename $(notdir $(wildcard src/coterie_lab/studies/*.py)))))
 
 # Several processes with several threads each are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
@@ -31,14 +31,14 @@ test: $(STAMP)  ## Run the tests and the examples in the docstrings
 lint: $(STAMP)  ## Check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/coterie
+	$(BIN)/mypy src/coterie src/coterie_lab
 
 bench: $(STAMP)  ## Measure speed beside the plain loop and other packages (about an hour, idle)
 	$(BIN)/coterie bench --peers --growth --json benchmarks/results/bench.json \
 		--docs docs/performance.md
 
-studies: $(STAMP)  ## Run every study in benchmarks/studies (about an hour)
-	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+studies: $(STAMP)  ## Run every study of the laboratory (about an hour)
+	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python -m coterie_lab.studies.$$name; done
 
 docs: $(DOCS_STAMP)  ## Build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html

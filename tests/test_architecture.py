@@ -1,6 +1,8 @@
 """Imports point one way: a line of code knows its room."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,27 +27,18 @@ ARROWS = {
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "advice": {"core", "clustering", "algorithms", "data", "engines", "report", "running"},
     "fitted": {"advice", "core", "data", "engines", "report", "running"},
-    "experiments": {
-        "core",
-        "metrics",
-        "clustering",
-        "algorithms",
-        "data",
-        "models",
-        "report",
-        "running",
-    },
-    "bench": {"core", "algorithms", "clustering", "data", "engines", "models"},
+    "catalogue": {"core", "algorithms", "data", "models"},
+    "quickstart": {"catalogue", "core", "report", "running"},
     "cli": {
         "core",
         "advice",
         "algorithms",
-        "bench",
+        "catalogue",
         "checks",
         "data",
         "deploy",
-        "experiments",
         "fitted",
+        "quickstart",
         "report",
         "running",
     },
@@ -75,6 +68,29 @@ def imported(path: Path) -> set[str]:
 def test_imports_point_one_way(path):
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert imported(path) <= ARROWS[part] | {part}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_the_library_does_not_know_the_laboratory(path):
+    modules = [
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or "", *(a.name for a in node.names)]
+    ]
+    assert not [name for name in modules if name.split(".")[0] == "coterie_lab"]
+
+
+def test_the_library_works_without_the_laboratory():
+    code = (
+        "import sys; sys.modules['coterie_lab'] = None\n"
+        "import importlib.metadata as m; m.entry_points = lambda **_: ()\n"
+        "import coterie, coterie.cli.app\n"
+        "from coterie.catalogue import catalogue\n"
+        "print(sorted(catalogue()['recipes']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['quickstart']"
 
 
 def test_an_arrow_that_points_back_is_seen(tmp_path):

@@ -1,4 +1,4 @@
-"""Newcomers on the demo data, by the study in benchmarks/studies/newcomers.py.
+"""Newcomers on the demo data, by the study in coterie_lab.studies.newcomers.
 
 Members are cut from 70 % of the images, newcomers from the rest; the study says how.
 """

@@ -1,19 +1,18 @@
 """The commands, in the order people meet them."""
 
+from importlib.metadata import entry_points
+
 import typer
 
 from coterie.cli import (
     advise,
-    bench,
     check,
     compare,
-    data,
     deploy,
     explain,
     list_,
     place,
     predict,
-    reproduce,
     resume,
     run,
     show,
@@ -38,9 +37,8 @@ app.command()(predict.predict)
 app.command("list")(list_.list_)
 app.command()(explain.explain)
 app.command()(check.check)
-app.command()(reproduce.reproduce)
-app.command()(bench.bench)
-app.add_typer(data.app, name="data")
+for _entry in entry_points(group="coterie.commands"):  # of other packages
+    _entry.load()(app)
 app.add_typer(deploy.app, name="deploy")
 
 

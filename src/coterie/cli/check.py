@@ -22,9 +22,9 @@ def check(
 
       coterie check ./mine.py
     """
+    from coterie.catalogue import load_file
     from coterie.checks import check_algorithm
     from coterie.core.algorithm import find
-    from coterie.experiments.catalogue import load_file
 
     cls = load_file(Path(name)) if name.endswith(".py") else find(name)
     report = check_algorithm(cls, told=None if json else _say)

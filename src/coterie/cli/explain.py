@@ -14,6 +14,6 @@ def explain(
 
       coterie explain clove
     """
-    from coterie.experiments.catalogue import explained
+    from coterie.catalogue import explained
 
     print(explained(name))

@@ -27,7 +27,7 @@ def list_(
 
       coterie list algorithms
     """
-    from coterie.experiments.catalogue import catalogue
+    from coterie.catalogue import catalogue
 
     found = catalogue()
     wanted = {str(kind): found[str(kind)]} if kind is not None else found

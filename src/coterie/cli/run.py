@@ -48,7 +48,7 @@ def run(
     if (file is None) == (data is None):
         raise ConfigError("coterie run: give a run file or --data. Try: coterie run quickstart")
     if file == "quickstart":
-        from coterie.experiments.quickstart import quickstart
+        from coterie.quickstart import quickstart
 
         quickstart(out, as_json=json, changes=parse_sets(set_ or []))
         return

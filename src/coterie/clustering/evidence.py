@@ -36,7 +36,7 @@ from coterie.clustering.labels import centroids
 
 REFUSAL = 1.5
 """Refuse a newcomer whose score exceeds this. Measured with trained banks of CNNs on MNIST
-partitions: benchmarks/studies/clove_study.py. Exception: under label skew after twelve rounds, an
+partitions: coterie_lab.studies.clove_study. Exception: under label skew after twelve rounds, an
 even mixture of two groups was never refused."""
 
 SURE = 0.99

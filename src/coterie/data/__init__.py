@@ -1,14 +1,10 @@
 """Federations of clients: one's own data, pools cut to a recipe, or problems made from a seed."""
 
-from coterie.data import (
-    blends,  # noqa: F401 - lists its mixtures
-    partitions,
-    published,  # noqa: F401 - lists its partitions
-)
+from coterie.data import partitions
 from coterie.data.arrays import from_arrays
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData, Rows
-from coterie.data.mixture import class_mixture, mixture_sensitivity, mixture_tight
+from coterie.data.mixture import mixture_sensitivity, mixture_tight
 from coterie.data.readers import from_folder, from_function, from_partitions, from_table
 from coterie.data.registry import READERS, make
 from coterie.data.synthetic import (
@@ -26,7 +22,6 @@ __all__ = [
     "FederatedData",
     "Rows",
     "blobs",
-    "class_mixture",
     "digits",
     "from_arrays",
     "from_folder",

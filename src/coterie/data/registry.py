@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from coterie.core.errors import ConfigError, unknown
+from coterie.core.plugins import load_plugins
 from coterie.data.assemble import Reading
 from coterie.data.federated import FederatedData
 from coterie.data.readers import from_folder, from_table
@@ -22,6 +23,8 @@ def make(name: str, **options: Any) -> FederatedData:
     >>> len(data), data.options["n_groups"]
     (6, 2)
     """
+    if name not in PROBLEMS and name not in READERS:
+        load_plugins()
     known = {**PROBLEMS, **READERS}
     if name not in known:
         raise ConfigError(unknown("problem", name, known))

@@ -41,26 +41,3 @@ class LinearRegressor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ self.weight
-
-
-class CoinFlipRegressor(nn.Module):
-    """The inner product of the input with one vector, which starts with coordinates 0 or 1.
-
-    The model of IFCA's linear study.
-
-    >>> CoinFlipRegressor(3)(torch.ones(5, 3)).shape
-    torch.Size([5])
-    """
-
-    def __init__(self, n_inputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_inputs))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Flip the coins anew."""
-        self.weight.bernoulli_(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1) @ self.weight

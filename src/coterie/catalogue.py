@@ -1,0 +1,119 @@
+"""What there is: methods, networks, data, recipes, each with the words that explain it."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coterie import algorithms, data, models
+from coterie.core.algorithm import REGISTRY, Algorithm
+from coterie.core.errors import ConfigError, unknown
+from coterie.core.plugins import load_plugins
+
+assert algorithms  # imported for the methods it lists
+
+QUICKSTART = "rotated digits, 40 clients, 4 hidden groups: four methods under one protocol"
+
+
+class Entry(NamedTuple):
+    """A recipe: a line for the list, and the text that explains it."""
+
+    line: str
+    text: str
+
+
+RECIPE_LISTS: list[Callable[[], dict[str, Entry]]] = []
+"""Functions that list recipes by name; packages add theirs when they are loaded."""
+
+WHEN = {
+    "local_only": "as the yardstick: whether federating pays at all.",
+    "fedavg": "if clients are alike; as the yardstick for grouping.",
+    "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
+    "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
+    "clove": "if groups are expected; the number may be unknown (max_groups).",
+}
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """Names by kind, each with a line."""
+    load_plugins()
+    return {
+        "algorithms": {name: _first(cls) for name, cls in sorted(REGISTRY.items())},
+        "models": {name: _first(maker) for name, maker in sorted(models.MODELS.items())},
+        "data": {name: _first(maker) for name, maker in sorted(data.PROBLEMS.items())},
+        "recipes": {name: entry.line for name, entry in list_recipes().items()},
+    }
+
+
+def list_recipes() -> dict[str, Entry]:
+    """The demonstration, and the recipes that other packages bring."""
+    load_plugins()
+    found = {"quickstart": Entry(QUICKSTART, "Run it with: coterie run quickstart")}
+    for recipes in RECIPE_LISTS:
+        found |= recipes()
+    return found
+
+
+def _first(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").split("\n")[0].rstrip(".")
+
+
+def explained(name: str) -> str:
+    """What something does, when to use it, and its options."""
+    load_plugins()
+    for names in (REGISTRY, models.MODELS, data.PROBLEMS):
+        if name in names:
+            return _explained(name, names[name])
+    recipes = list_recipes()
+    if name in recipes:
+        return f"{name}: {recipes[name].line}\n\n{recipes[name].text}"
+    known = [name for names in catalogue().values() for name in names]
+    raise ConfigError(unknown("name", name, known))
+
+
+def _explained(name: str, thing: Any) -> str:
+    module = sys.modules[thing.__module__]
+    parts = [name]
+    if isinstance(thing, type) and issubclass(thing, Algorithm):
+        parts.append(inspect.getdoc(module) or "")
+        if name in WHEN:
+            parts.append(f"Use it {WHEN[name]}")
+    parts.append(inspect.getdoc(thing) or "")
+    parts.append("Options\n" + "\n".join(_options(thing)))
+    return "\n\n".join(parts)
+
+
+def _options(thing: Any) -> list[str]:
+    if is_dataclass(thing):
+        pairs = [(f.name, f.default) for f in fields(thing)]
+        return [f"  {n}" + ("" if d is MISSING else f" = {d!r}") for n, d in pairs]
+    parameters = inspect.signature(thing).parameters.values()
+    return [f"  {p}" for p in parameters if p.name != "data"]
+
+
+def load_file(path: Path) -> type[Algorithm]:
+    """The method in a Python file: the one it registers, or the last it defines."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be imported: {error}.") from error
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Algorithm)
+        and value.__module__ == path.stem
+    ]
+    if not found:
+        raise ConfigError(f"{path} must define a subclass of coterie.Algorithm. It has none.")
+    return found[-1]

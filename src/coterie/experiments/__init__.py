@@ -1,1 +1,0 @@
-"""Recipes: experiments as runs, and what can be run at all."""

@@ -1,0 +1,90 @@
+"""The demonstration: rotated digits, four methods, one protocol, one table, one picture."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from coterie.catalogue import QUICKSTART
+from coterie.report.compare import comparison
+from coterie.report.verdict import Verdict
+from coterie.report.words import quickstart_words
+from coterie.running.build import build
+from coterie.running.folder import RunFolder, no_nan, to_json
+from coterie.running.loop import run
+from coterie.running.progress import Silent
+from coterie.running.verdict import ARMS, judge
+
+METHODS = ("local_only", "fedavg", "ifca", "clove")
+
+
+def tables(method: str, changes: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The run file of one method."""
+    groups = {"n_groups": 4} if method in ("ifca", "clove") else {}
+    description: dict[str, dict[str, Any]] = {
+        "algorithm": {"name": method, **groups},
+        "model": {"name": "mlp", "hidden": [32]},
+        "local": {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 20},
+        "data": {"name": "digits", "n_clients": 40, "n_groups": 4},
+        "run": {"rounds": 20, "threads": 1},  # tiny models gain nothing from a second one
+    }
+    for table, options in (changes or {}).items():
+        description.setdefault(table, {}).update(options)
+    return description
+
+
+def quickstart(
+    out: Path | None = None,
+    as_json: bool = False,
+    changes: dict[str, dict[str, Any]] | None = None,
+) -> None:
+    """Run the four methods and show what came out."""
+    out = Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S") if out is None else out
+    if not as_json:
+        print(f"Quickstart: {QUICKSTART}.", flush=True)
+    folders = []
+    for method in METHODS:
+        folder = out / method
+        began = time.perf_counter()
+        ready = build(tables(method, changes))
+        run(ready.algorithm, ready.data, ready.settings, folder, Silent())
+        folders.append(folder)
+        if not as_json:
+            seconds = time.perf_counter() - began
+            print(f"  {method}: {ready.settings.rounds} rounds in {seconds:.1f} s", flush=True)
+    table = comparison(folders)
+    verdict = _verdict(out)
+    picture = _picture(folders, out / "quickstart.png")
+    if as_json:
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        found = {"methods": rows, "picture": str(picture) if picture else None}
+        print(json.dumps({**found, "verdict": no_nan(verdict.to_json())}))
+        return
+    print(f"\n{table}\n\n{quickstart_words(table)}\n\n{verdict.sentence}")
+    if picture is not None:
+        print(f"\nPicture: {picture}")
+    print(f"Runs: {out}. Look closer: coterie show {out / 'clove'}")
+
+
+def _verdict(out: Path) -> Verdict:
+    """What to use, by the runs that are there; kept with the run of clove."""
+    folder = RunFolder(out / "clove")
+    arms = {arm: RunFolder(out / (name or "clove")) for arm, name in ARMS.items()}
+    held = {arm: json.loads(one.final_files()["held_out.json"]) for arm, one in arms.items()}
+    verdict = judge(held)
+    files = folder.final_files() | {"verdict.json": to_json(no_nan(verdict))}
+    folder.finish(files, folder.summary())
+    return Verdict.of(verdict)
+
+
+def _picture(folders: list[Path], path: Path) -> Path | None:
+    """The picture, where matplotlib is there."""
+    from coterie.core.errors import ConfigError
+    from coterie.report.journey import journey_picture
+
+    try:
+        journey_picture(folders, path)
+    except ConfigError as error:
+        print(f"No picture: {error}")
+        return None
+    return path

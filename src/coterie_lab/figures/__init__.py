@@ -1,0 +1,1 @@
+"""Pictures of how a method works, for the documentation."""

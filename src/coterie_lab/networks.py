@@ -1,0 +1,387 @@
+"""The networks of the published studies, layer by layer.
+
+Weights start as torch has them, but for `CroppedCNN`. References: the code released with CLoVE
+decides where its text is silent (`GreyCNN`, `ColourCNN`, the autoencoders, `TextCNN`); the code of
+IFCA (`CroppedCNN`); LEAF (`WriterCNN`); FedSoft's networks, which FedGMI follows (`DeepCNN`).
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.core.errors import ConfigError
+from coterie.core.random import fold, uniform
+from coterie.models import Sized, builder, n_inputs, shown
+
+
+class GreyCNN(nn.Module):
+    """Two 5 x 5 convolutions (6 and 16 channels) with pooling, one linear layer: CLoVE's small net.
+
+    >>> sum(p.numel() for p in GreyCNN(10).parameters())
+    5142
+    """
+
+    def __init__(self, n_outputs: int, size: int = 28) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        side = ((size - 4) // 2 - 4) // 2
+        self.output = nn.Linear(16 * side * side, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.body(x).flatten(1))
+
+
+class ColourCNN(nn.Module):
+    """Four blocks of convolution, batch norm and pooling, three linear layers with dropout.
+
+    >>> sum(p.numel() for p in ColourCNN(10).parameters())
+    4181002
+    """
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in pairwise((3, 64, 128, 256, 512)):
+            layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
+        self.body = nn.Sequential(*layers)
+        self.dense = nn.Sequential(
+            nn.Linear(512 * 2 * 2, 1024),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+        )
+        self.output = nn.Linear(512, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.dense(self.body(x).flatten(1)))
+
+
+class Autoencoder(nn.Module):
+    """Six linear layers, 784 to 196 and back, the output squashed to [0, 1].
+
+    >>> sum(p.numel() for p in Autoencoder().parameters())
+    2000964
+    """
+
+    def __init__(self, n_inputs: int = 784) -> None:
+        super().__init__()
+        half, quarter = n_inputs // 2, n_inputs // 4
+        self.encoder = nn.Sequential(
+            nn.Linear(n_inputs, n_inputs),
+            nn.ReLU(),
+            nn.Linear(n_inputs, half),
+            nn.ReLU(),
+            nn.Linear(half, quarter),
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(quarter, half),
+            nn.ReLU(),
+            nn.Linear(half, n_inputs),
+            nn.ReLU(),
+            nn.Linear(n_inputs, n_inputs),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x.flatten(1))).reshape(x.shape)
+
+
+class ColourAutoencoder(nn.Module):
+    """Three strided convolutions to 128 numbers and back; the output is squashed to [-1, 1].
+
+    >>> sum(p.numel() for p in ColourAutoencoder().parameters())
+    712835
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in pairwise((3, 32, 64, 128)):
+            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU()]
+        self.encoder = nn.Sequential(*layers)
+        self.narrow, self.widen = nn.Linear(2048, 128), nn.Linear(128, 2048)
+        self.decoder = nn.Sequential(
+            nn.ConvTranspose2d(128, 64, 3, stride=2, padding=1, output_padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(64, 32, 3, stride=2, padding=1, output_padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(32, 3, 3, stride=2, padding=1, output_padding=1),
+            nn.Tanh(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.narrow(self.encoder(x).flatten(1))
+        return self.decoder(self.widen(code).unflatten(1, (128, 4, 4)))
+
+
+class TextCNN(nn.Module):
+    """Words as vectors, convolutions of widths 3, 4, 5 over them, the largest value of each.
+
+    >>> sum(p.numel() for p in TextCNN(6).parameters())
+    3322106
+    """
+
+    def __init__(self, n_outputs: int, n_words: int = 32_000, width: int = 100) -> None:
+        super().__init__()
+        self.words = nn.Embedding(n_words, width)
+        self.windows = nn.ModuleList(nn.Conv1d(width, 100, size) for size in (3, 4, 5))
+        self.drop = nn.Dropout(0.8)
+        self.output = nn.Linear(300, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.words(x).transpose(1, 2)  # [n, width, length]
+        parts = [functional.relu(window(seen)).amax(2) for window in self.windows]
+        return self.output(self.drop(torch.cat(parts, 1)))
+
+
+class WriterCNN(nn.Module):
+    """LEAF's network for FEMNIST; the last layer, `output`, is what IFCA clusters.
+
+    With 512 hidden units and 26 outputs it serves EMNIST letters.
+
+    >>> sum(p.numel() for p in WriterCNN(62).parameters())
+    6603710
+    >>> sum(p.numel() for p in WriterCNN(26, hidden=512).parameters())
+    1671578
+    """
+
+    def __init__(self, n_outputs: int, hidden: int = 2048) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 7 * 7, hidden),
+            nn.ReLU(),
+        )
+        self.output = nn.Linear(hidden, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.body(x))
+
+
+class DeepCNN(nn.Module):
+    """Six 3 x 3 convolutions, pooling after each pair, three linear layers: for CIFAR-10.
+
+    >>> sum(p.numel() for p in DeepCNN(10).parameters())
+    5851338
+    """
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i, (a, b) in enumerate(pairwise((3, 32, 64, 128, 128, 256, 256))):
+            layers += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)] if i % 2 else []
+        self.body = nn.Sequential(*layers)
+        self.dense = nn.Sequential(
+            nn.Linear(256 * 4 * 4, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()
+        )
+        self.output = nn.Linear(512, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.dense(self.body(x).flatten(1)))
+
+
+class TruncatedConv2d(nn.Conv2d):
+    """A convolution whose weights start from a truncated normal distribution of deviation 0.05."""
+
+    def reset_parameters(self) -> None:
+        truncated(self, 0.05, 0.0)
+
+
+class TruncatedLinear(nn.Linear):
+    """A linear layer whose weights start from a truncated normal distribution of deviation 0.04."""
+
+    def reset_parameters(self) -> None:
+        truncated(self, 0.04, 0.1)
+
+
+def truncated(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> None:
+    """Draw weights within two deviations of zero; biases are constant."""
+    nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+
+
+class CroppedCNN(nn.Module):
+    """IFCA's network for CIFAR-10: the middle 24 x 24 pixels, standardised image by image.
+
+    Two convolutions with pooling and local response norm, three linear layers. Training crops at
+    random instead (`cropped_views`). The released code also penalises the weights of two layers;
+    here that is left to `weight_decay`.
+
+    >>> sum(p.numel() for p in CroppedCNN(10).parameters())
+    1068298
+    """
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__()
+        self.first = TruncatedConv2d(3, 64, 5, padding=2)
+        self.second = TruncatedConv2d(64, 64, 5, padding=2)
+        self.norm = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+        self.dense = nn.Sequential(
+            TruncatedLinear(64 * 6 * 6, 384), nn.ReLU(), TruncatedLinear(384, 192), nn.ReLU()
+        )
+        self.output = TruncatedLinear(192, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = x.shape[-1]
+        edge = (side - 24) // 2
+        x = x[..., edge : edge + 24, edge : edge + 24]
+        mean = x.mean((1, 2, 3), keepdim=True)
+        deviation = (x - mean).square().mean((1, 2, 3), keepdim=True).sqrt()
+        x = (x - mean) / deviation.clamp(min=(3 * 24 * 24) ** -0.5)
+        x = self.norm(_halved(functional.relu(self.first(x))))
+        x = _halved(self.norm(functional.relu(self.second(x))))
+        return self.output(self.dense(x.flatten(1)))
+
+
+def _halved(x: Tensor) -> Tensor:
+    """3 x 3 pooling in steps of two; one row and column of padding at the end (values are >= 0)."""
+    return functional.max_pool2d(functional.pad(x, (0, 1, 0, 1)), 3, 2)
+
+
+def cropped_views(x: Tensor, key: Tensor) -> Tensor:
+    """Training views of images [n, 3, 32, 32] in [0, 1]: crop, mirror, brightness, contrast.
+
+    The crop is 24 x 24 somewhere, put in the middle of the frame so that shapes stay; brightness
+    changes by up to 63 of 255, contrast by a factor of 0.2 to 1.8 (IFCA's code).
+
+    >>> from coterie.core.random import seed_key
+    >>> cropped_views(torch.rand(2, 3, 32, 32), seed_key(0)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+    n, side = x.shape[0], x.shape[-1]
+    room = side - 24 + 1
+    at = (uniform(fold(key, "crop"), (2, n)) * room).long() - (side - 24) // 2  # [2, n]
+    places = torch.arange(side)
+    down = (places + at[0][:, None]).clamp(0, side - 1)  # [n, side]
+    right = (places + at[1][:, None]).clamp(0, side - 1)
+    mirrored = uniform(fold(key, "mirror"), (n, 1)) < 0.5
+    right = torch.where(mirrored, right.flip(1), right)
+    x = x.gather(2, down[:, None, :, None].expand_as(x))
+    x = x.gather(3, right[:, None, None, :].expand_as(x))
+    x = x + (uniform(fold(key, "brightness"), (n, 1, 1, 1)) * 2 - 1).to(x.dtype) * (63 / 255)
+    middle = x.mean((2, 3), keepdim=True)
+    factor = 0.2 + 1.6 * uniform(fold(key, "contrast"), (n, 1, 1, 1)).to(x.dtype)
+    return (x - middle) * factor + middle
+
+
+class CoinFlipRegressor(nn.Module):
+    """The inner product of the input with one vector, which starts with coordinates 0 or 1.
+
+    The model of IFCA's linear study.
+
+    >>> CoinFlipRegressor(3)(torch.ones(5, 3)).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, n_inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_inputs))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Flip the coins anew."""
+        self.weight.bernoulli_(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight
+
+
+# builders: networks by name, fitted to the data
+
+
+@builder("coin_flip_regressor")
+def _coin_flip_regressor(data: Sized) -> nn.Module:
+    """One vector of weights without bias, each 0 or 1 at first; for IFCA's linear study."""
+    return CoinFlipRegressor(n_inputs("coin_flip_regressor", data))
+
+
+@builder("grey_cnn")
+def _grey_cnn(data: Sized) -> nn.Module:
+    """CLoVE's network for grey 28 x 28 images: 5,142 parameters with ten classes."""
+    return GreyCNN(data.n_outputs, _image("grey_cnn", data, 1)[1])
+
+
+@builder("cifar_cnn")
+def _cifar_cnn(data: Sized) -> nn.Module:
+    """CLoVE's network for 32 x 32 colour images: batch norm, dropout, 4.2 million parameters."""
+    _image("cifar_cnn", data, 3, 32)
+    return ColourCNN(data.n_outputs)
+
+
+@builder("cropped_cnn")
+def _cropped_cnn(data: Sized) -> nn.Module:
+    """IFCA's network for 32 x 32 colour images, of which it sees the middle."""
+    _image("cropped_cnn", data, 3, 32)
+    return CroppedCNN(data.n_outputs)
+
+
+@builder("deep_cnn")
+def _deep_cnn(data: Sized) -> nn.Module:
+    """Six convolutions and three layers for 32 x 32 colour images: FedSoft's and FedGMI's."""
+    _image("deep_cnn", data, 3, 32)
+    return DeepCNN(data.n_outputs)
+
+
+@builder("writer_cnn")
+def _writer_cnn(data: Sized) -> nn.Module:
+    """LEAF's network for handwriting; its layer `output` is the head that IFCA clusters."""
+    _image("writer_cnn", data, 1, 28)
+    return WriterCNN(data.n_outputs)
+
+
+@builder("letter_cnn")
+def _letter_cnn(data: Sized) -> nn.Module:
+    """A network for 28 x 28 letters, 1.7 million parameters with 26 classes."""
+    _image("letter_cnn", data, 1, 28)
+    return WriterCNN(data.n_outputs, hidden=512)
+
+
+@builder("autoencoder")
+def _autoencoder(data: Sized) -> nn.Module:
+    """CLoVE's autoencoder for grey images: six linear layers, 2 million parameters."""
+    return Autoencoder(n_inputs("autoencoder", data))
+
+
+@builder("colour_autoencoder")
+def _colour_autoencoder(data: Sized) -> nn.Module:
+    """CLoVE's autoencoder for 32 x 32 colour images."""
+    _image("colour_autoencoder", data, 3, 32)
+    return ColourAutoencoder()
+
+
+@builder("text_cnn")
+def _text_cnn(data: Sized, n_words: int = 32_000, n_outputs: int | None = None) -> nn.Module:
+    """Convolutions over numbered words; CLoVE's network for news."""
+    return TextCNN(n_outputs or data.n_outputs, n_words)
+
+
+def _image(name: str, data: Sized, channels: int, side: int | None = None) -> tuple[int, int, int]:
+    """The shape of images, checked for the number of channels and, for some networks, the size."""
+    shape = data.sample_shape
+    right = isinstance(shape, tuple) and len(shape) == 3 and shape[0] == channels
+    if not right or (side is not None and shape[1:] != (side, side)):
+        size = "height, width" if side is None else f"{side}, {side}"
+        raise ConfigError(
+            f"{name}: samples must be images [{channels}, {size}]. Got {shown(shape)}."
+        )
+    return shape

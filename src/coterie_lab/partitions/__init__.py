@@ -1,0 +1,1 @@
+"""The partitions of the published studies, cut from public data sets."""

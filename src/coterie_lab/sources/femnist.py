@@ -1,0 +1,87 @@
+"""FEMNIST: handwritten characters by writer, as LEAF's JSON or as IDX files with a list of writers.
+
+Caldas et al.: LEAF, a benchmark for federated settings, 2018, arXiv:1812.01097. Black ink on white;
+LEAF's grouping step puts the first image of almost every writer in twice, and it is kept.
+"""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from coterie.core.errors import DataError
+from coterie_lab.sources.files import File, Layout, Pool, Source, content
+from coterie_lab.sources.idx import _LETTERS as LETTERS
+from coterie_lab.sources.idx import read_idx
+
+WRITERS = 3597
+_JSON = 36  # files that LEAF writes
+
+
+def _pool(x: torch.Tensor, y: torch.Tensor, writers: list[str], counts: list[int]) -> Pool:
+    owner = torch.arange(len(writers)).repeat_interleave(torch.tensor(counts))
+    return Pool(x, y, len(y), LETTERS, (), owner, tuple(writers))
+
+
+def _idx(folder: Path) -> Pool:
+    x = read_idx(folder, "femnist/femnist-images-idx3-ubyte.gz")
+    y = read_idx(folder, "femnist/femnist-labels-idx1-ubyte.gz")
+    text = content(folder, "femnist/femnist-writers.csv").decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    counts = [int(row["num_samples"]) for row in rows]
+    if sum(counts) != len(y) or len(x) != len(y):
+        raise DataError(f"{folder / 'femnist'}: images, labels and writers do not fit together.")
+    return _pool(x[:, None], y, [row["writer"] for row in rows], counts)
+
+
+def _json(folder: Path) -> Pool:
+    """LEAF's own files: pixels as floats in [0, 1], which are bytes divided by 255."""
+    xs, ys, writers, counts = [], [], [], []
+    below = folder / "femnist"
+    names = {path.name.removesuffix(".gz") for path in below.glob("all_data_*.json*")}
+    for name in sorted(names, key=lambda n: (len(n), n)):
+        try:
+            found = json.loads(content(folder, f"femnist/{name}.gz"))
+            for user in found["users"]:
+                own = found["user_data"][user]
+                pixels = np.asarray(own["x"], dtype=np.float64).reshape(-1, 28, 28)
+                xs.append(np.rint(pixels * 255).astype(np.uint8))
+                ys.append(np.asarray(own["y"], dtype=np.uint8))
+                writers.append(user)
+                counts.append(len(ys[-1]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{below / name} is no file of LEAF's ({error}).") from error
+    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
+    return _pool(x[:, None], y, writers, counts)
+
+
+FEMNIST = Source(
+    "femnist",
+    "FEMNIST by writer",
+    "github.com/TalwalkarLab/leaf",
+    "data: work of the US government",
+    (
+        Layout(tuple(File(f"femnist/all_data_{i}.json.gz") for i in range(_JSON)), _json),
+        Layout(
+            (
+                File("femnist/femnist-images-idx3-ubyte.gz", "2a37cdd1a349237bc326f3391fdcd32a"),
+                File("femnist/femnist-labels-idx1-ubyte.gz", "e99e50d762e6b4a5a9c8135488086edd"),
+                File("femnist/femnist-writers.csv", "e380fc59cb189f4633bc61e7d99b19dd"),
+            ),
+            _idx,
+            f"FEMNIST: 720 of {WRITERS:,} writers are here.",
+        ),
+        Layout(
+            (File("femnist/all_data_0.json.gz"),),
+            _json,
+            f"FEMNIST: not all of LEAF's {_JSON} files are here.",
+        ),
+    ),
+    by_hand=(
+        "LEAF makes them from NIST's images: run its preprocessing for femnist and copy "
+        "data/all_data/*.json to femnist/ in the data folder"
+    ),
+)

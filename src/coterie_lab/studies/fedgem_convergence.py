@@ -1,0 +1,74 @@
+"""How fast FedGEM's rounds converge: distance of all centres to the fixed point, by round.
+
+The fixed point of a run is where it stands after many more rounds. Distances are those of the
+farthest centre of any client, in standard deviations of the groups; the median over seeds. A rate
+is the factor per round, fitted between 0.1 and 1e-8 standard deviations. "alone" is local EM: no
+ball is offered, so nothing is pulled.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from coterie.algorithms import FedGEM
+from coterie.data.mixture import mixture_tight
+from coterie.engines import Simulation
+from coterie_lab.figures.balls import convergence_picture
+from coterie_lab.studies.common import options, table, write
+
+FIRST = 700
+ROUNDS, LAST = 40, 160  # rounds shown, and rounds after which nothing moves any more
+
+
+def distances(method: FedGEM, separation: float, seed: int) -> np.ndarray:
+    """Distance of the farthest centre to where it ends, after each round."""
+    data = mixture_tight(20, 8, 5, 300, separation, 2, 5, seed=seed)
+    fed = Simulation(data, seed)
+    fed.begin(-1)
+    state, path = method.init(fed), []
+    fed.commit()
+    for number in range(LAST):
+        fed.begin(number)
+        state, _ = method.pull(fed, state, fed.everyone())
+        fed.commit()
+        path.append(torch.where(state.radii[..., None] >= 0, state.centres, torch.nan))
+    gaps = [(centres - path[-1]).norm(dim=2).nan_to_num(0).max() for centres in path[:ROUNDS]]
+    return torch.stack(gaps).numpy()
+
+
+def rate(values: np.ndarray) -> float:
+    """Factor per round where the distance is small but not yet rounding error."""
+    inside = np.flatnonzero((values < 0.1) & (values > 1e-8))
+    if len(inside) < 3:
+        return float("nan")
+    return float(np.exp(np.polyfit(inside, np.log(values[inside]), 1)[0]))
+
+
+def main() -> None:
+    parser = options(__doc__, 10)
+    parser.add_argument("--out", type=Path, help="picture to draw")
+    arguments = parser.parse_args()
+    curves, lines, figures = {}, [], {}
+    for separation in (8.0, 6.0, 4.0):
+        for eta, suffix in ((0.5**0.5, ""), (0.0, ", alone")):
+            method = FedGEM(n_components="facts", rounds=LAST, eta=eta, min_count=0.0)
+            name = f"{separation:g} apart{suffix}"
+            runs = np.stack(
+                [distances(method, separation, FIRST + s) for s in range(arguments.seeds)]
+            )
+            curves[name] = np.median(runs, 0)
+            rates = [rate(run) for run in runs]
+            figures[name] = {"median": curves[name].tolist(), "rates": rates}
+            lines.append([name, *curves[name][[4, 9, 19]], *np.nanquantile(rates, [0, 0.5, 1])])
+    for line in lines:
+        line[1:4] = [f"{value:.1e}" for value in line[1:4]]
+    names = ["groups", "round 5", "round 10", "round 20", "least rate", "median", "largest"]
+    table(f"Distance to the fixed point, {arguments.seeds} seeds from {FIRST}.", names, lines)
+    write(arguments.json, figures)
+    if arguments.out:
+        print(convergence_picture(curves, arguments.out))
+
+
+if __name__ == "__main__":
+    main()

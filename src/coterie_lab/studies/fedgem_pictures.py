@@ -1,0 +1,29 @@
+"""Draw FedGEM at work in two dimensions: balls by round (PNG and GIF), and the path of merges."""
+
+from pathlib import Path
+
+from coterie.algorithms import FedGEM
+from coterie.data.mixture import mixture_tight
+from coterie_lab.figures.balls import balls_animation, balls_picture, path_picture
+from coterie_lab.figures.frames import watch
+from coterie_lab.studies.common import options
+
+
+def main() -> None:
+    parser = options(__doc__, 1)
+    parser.add_argument("--out", type=Path, default=Path(), help="folder to write to")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    data = mixture_tight(6, 5, 2, 120, 5.0, 2, 4, seed=3)
+    frames, state = watch(FedGEM(n_components="facts", covariance="tied"), data)
+    samples = data.x.numpy()
+    for path in (
+        balls_picture(frames, arguments.out / "fedgem-balls.png", samples),
+        balls_animation(frames, arguments.out / "fedgem-balls.gif", samples),
+        path_picture(state.curve.numpy(), arguments.out / "fedgem-path.png"),
+    ):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

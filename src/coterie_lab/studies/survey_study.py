@@ -1,0 +1,420 @@
+"""What the survey says before any training: kind and number of groups, one included.
+
+    python -m coterie_lab.studies.survey_study --seeds 10 --json survey.json
+    python -m coterie_lab.studies.survey_study --only mnist/rot4/500,amazon --json survey.json
+
+The first takes two hours of one core, most of it for the networks on images; it may be stopped.
+
+MNIST and Fashion-MNIST are cut into clients of 500, of 100 or of 50 to 500 images; class counts are
+multinomial and no image is used twice until a class is exhausted. Groups: none (iid), images turned
+(rot2, rot4), labels swapped (concept2, concept4), label shares (ls1, ls3, ls4 of the CLoVE paper),
+turned with each client's own label shares (rot4-shares), own label shares alone (shares). The other
+sets are those where it may fail: CIFAR-10, FEMNIST (a client per writer), AG News, Amazon reviews,
+reconstruction and regression. `newcomers` places fresh clients by the same survey and shows foreign
+ones; `ifca` begins another method with it.
+
+Seeds are numbered from 21, none of which the thresholds were chosen on. Every result is written to
+the JSON file as it comes; what stands there is not run again.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import metrics
+from coterie.algorithms import IFCA, seeded
+from coterie.algorithms.survey import Survey
+from coterie.clustering import lenses
+from coterie.core.algorithm import Algorithm
+from coterie.core.model import Model
+from coterie.core.training import LocalSGD
+from coterie.data import FederatedData, from_arrays, make
+from coterie.engines.simulation import Simulation
+from coterie.models import make as make_net
+from coterie_lab import sources
+from coterie_lab.partitions.pools import swapped
+from coterie_lab.partitions.published import CONCEPT_SWAPS, LABEL_SKEW_3
+from coterie_lab.studies.common import options, run, table
+
+FIRST_SEED = 21
+IMAGES = ("mnist", "fashion_mnist")
+# name: groups, clients a group, kind expected
+CASES = {
+    "iid": (1, 25, "one"),
+    "rot2": (2, 10, "meaning"),
+    "rot4": (4, 6, "meaning"),
+    "concept2": (2, 10, "meaning"),
+    "concept4": (4, 6, "meaning"),
+    "ls1": (5, 5, "labels"),
+    "ls3": (5, 5, "labels"),
+    "ls4": (10, 5, "labels"),
+    "ls3-even": (5, 5, "labels"),  # the same without unequal shares of the classes a group has
+    "rot4-shares": (4, 6, "meaning"),
+    "shares": (1, 25, "client by client"),
+}
+SIZES = ("500", "100", "50-500")
+
+
+# data
+
+
+def group_shares(case: str, n_groups: int, generator: torch.Generator) -> Tensor:
+    """Label shares of each group: [groups, 10]."""
+    if case == "ls1":
+        return torch.eye(10).reshape(5, 2, 10).mean(1)
+    if case == "ls4":
+        return torch.eye(10) * 0.666 + (1 - torch.eye(10)) * 0.334 / 9
+    owned = torch.ones(n_groups, 10)
+    if case.startswith("ls3"):  # a group lacks one class, or none
+        owned = torch.zeros(5, 10)
+        for group, classes in enumerate(LABEL_SKEW_3):
+            owned[group, list(classes)] = 1.0
+    if case != "ls3":
+        return owned / owned.sum(1, keepdim=True)
+    reserve, shares = 0.05, torch.zeros(5, 10)  # as published: Dirichlet(.5) beside a reserve
+    while shares.sum(1).min() < 1.0:  # a tenth of the images for each group
+        reserve += 0.05
+        for c in range(10):
+            own = owned[:, c].nonzero().flatten()
+            drawn = torch._sample_dirichlet(torch.full((len(own),), 0.5), generator)
+            shares[own, c] = reserve / len(own) + (1 - reserve) * drawn
+    return shares / shares.sum(1, keepdim=True)
+
+
+def n_samples(size: str, generator: torch.Generator) -> int:
+    """Samples of one client."""
+    low, _, high = size.partition("-")
+    return int(torch.randint(int(low), int(high or low) + 1, (1,), generator=generator))
+
+
+def images(name: str, case: str, size: str, seed: int) -> FederatedData:
+    """Clients cut from the training images of a set of ten classes."""
+    pool = sources.load(name)
+    generator = torch.Generator().manual_seed(1000 * seed + len(case))
+    y = pool.y[: pool.n_train].long()
+    rows = [(y == c).nonzero().flatten() for c in range(10)]
+    rows = [own[torch.randperm(len(own), generator=generator)] for own in rows]
+    taken = [0] * 10
+    n_groups, per_group, _ = CASES[case]
+    shares = group_shares(case, n_groups, generator)
+    xs, ys, truth = [], [], []
+    for client in range(n_groups * per_group):
+        group = client // per_group
+        share = shares[group]
+        if "shares" in case:
+            share = torch._sample_dirichlet(torch.ones(10), generator)
+        n = n_samples(size, generator)
+        label = torch.multinomial(share, n, replacement=True, generator=generator)
+        index = torch.empty(n, dtype=torch.int64)
+        for c in label.unique().tolist():
+            own = (label == c).nonzero().flatten()
+            places = (taken[c] + torch.arange(len(own))) % len(rows[c])  # pools wrap
+            index[own] = rows[c][places]
+            taken[c] += len(own)
+        x = pool.x[index].float() / 255
+        x = x if x.ndim == 4 else x[:, None]
+        if case.startswith("rot"):
+            x = torch.rot90(x, group * (2 if n_groups == 2 else 1), (2, 3))
+        if case.startswith("concept"):
+            swaps = ((), ((1, 4), (6, 9)))[group] if n_groups == 2 else CONCEPT_SWAPS[group]
+            label = swapped(swaps, 10)[label]
+        xs.append(x)
+        ys.append(label)
+        truth.append(group)
+    return from_arrays(xs, ys, n_outputs=10, test_fraction=0.0, truth=torch.tensor(truth))
+
+
+# looking
+
+
+def look(
+    data: FederatedData, net: str | dict[str, Any], seed: int, networks: int = 16,
+    max_groups: int = 15,
+) -> dict[str, Any]:  # fmt: skip
+    """One survey: what it says, how right it is, how long it took."""
+    name = net if isinstance(net, str) else net["name"]
+    extra = {} if isinstance(net, str) else {k: v for k, v in net.items() if k != "name"}
+    kind = {"classification": "cross_entropy", "regression": "squared_error"}.get(
+        data.task, "reconstruction"
+    )
+    model = Model(make_net(name, data, **extra), kind)
+    method = Survey(model, LocalSGD(batch_size=32), max_groups=max_groups, networks=networks)
+    fed = Simulation(data, seed)
+    fed.begin(-1)
+    began = time.process_time()
+    ids, block = seeded.ask(method, fed, fed.everyone(), fed.key("survey"), networks)
+    assert block is not None
+    seen = lenses.look(seeded.views(block, model), max_groups, method.threshold)
+    seconds = time.process_time() - began
+    k = 0 if data.truth is None else int(data.truth.max()) + 1
+    line: dict[str, Any] = {
+        "kind": seen.kind, "k": seen.k, "loose": seen.loose, "lens": seen.lens,
+        "ari": None if k < 2 else float(metrics.adjusted_rand(seen.labels, data.truth[ids])),
+        "seconds": round(seconds, 2), "clients": len(ids),
+        "up": int(fed.traffic.totals["setup", "up"][0]),
+        "down": int(fed.traffic.totals["setup", "down"][0]),
+        "parameters": sum(leaf.numel() for leaf in model.init(torch.tensor(0)).values()),
+    }  # fmt: skip
+    for lens, choice in seen.choices.items():
+        curve = choice.ratio
+        line[lens] = {
+            "k": choice.k, "clear": choice.clear, "close": list(choice.close),
+            "ratio": [round(v, 3) for v in curve],
+            "threshold": [round(v, 3) for v in choice.threshold],
+        }  # fmt: skip
+        if k > 1:
+            tree = lenses.weighted_ward(*seeded.views(block, model)[lens][:2])
+            line[lens]["ari_given"] = float(metrics.adjusted_rand(tree.labels(k), data.truth[ids]))
+    return line
+
+
+def expected(line: dict[str, Any], kind: str, k: int) -> bool:
+    """Whether kind and number (0: any) are right, and the groups exact."""
+    exact = line["ari"] is None or line["ari"] > 0.999
+    return bool(line["kind"] == kind and line["k"] in (k, k or line["k"]) and exact)
+
+
+# newcomers
+
+FOREIGN = ("inverted", "noise", "relabelled", "other set", "half and half", "contrast")
+
+
+def newcomers(name: str, case: str, seed: int) -> dict[str, Any]:
+    """Fresh clients placed by the survey, and foreign ones shown to it."""
+    data = images(name, case, "500", seed)
+    method = Survey(Model(make_net("grey_cnn", data)), LocalSGD(batch_size=32), networks=8)
+    fed = Simulation(data, seed)
+    fed.begin(-1)
+    state = method.init(fed)
+    assert data.truth is not None
+    meaning = {g: int(data.truth[state.assignment == g].mode().values)
+               for g in state.assignment.unique().tolist()}  # fmt: skip
+    line: dict[str, Any] = {"k": len(meaning), "worst": round(float(state.known.worst), 2)}
+    per_group = CASES[case][1]
+    for size in ("50", "100", "500"):
+        fresh = images(name, case, size, seed + 500)
+        found = shown(method, state, fresh)
+        right = [
+            meaning[g] == int(t) for g, t in zip(found.group.tolist(), fresh.truth, strict=True)
+        ]
+        line[size] = {
+            "right": sum(right) / len(right), "refused": float((~found.fits).double().mean()),
+            "margin": round(float(found.margin.median()), 3),
+        }  # fmt: skip
+    base = images(name, case, "100", seed + 700)
+    draw = torch.Generator().manual_seed(seed)
+    other = images(IMAGES[1 - IMAGES.index(name)], case, "100", seed + 700)
+    batch = [base.gather("train", torch.tensor([i])) for i in range(len(base))]
+    for kind in FOREIGN:
+        xs, ys = [], []
+        for i in range(min(24, len(base))):
+            x, y = batch[i].x[0].clone(), batch[i].y[0].clone()
+            if kind == "inverted":
+                x = 1 - x
+            elif kind == "noise":
+                x = torch.rand(x.shape, generator=draw)
+            elif kind == "relabelled":
+                y = (y + 1 + (0 if case != "ls1" else 1)) % 10
+            elif kind == "other set":
+                theirs = other.gather("train", torch.tensor([i]))
+                x, y = theirs.x[0], theirs.y[0]
+            elif kind == "half and half":
+                j = (i + per_group) % len(base)
+                x = torch.cat([x[:50], batch[j].x[0][:50]])
+                y = torch.cat([y[:50], batch[j].y[0][:50]])
+            else:
+                x = 0.35 * x
+            xs.append(x)
+            ys.append(y)
+        strange = from_arrays(xs, ys, n_outputs=10, test_fraction=0.0)
+        found = shown(method, state, strange)
+        line[kind] = float((~found.fits).double().mean())
+    return line
+
+
+def shown(method: Algorithm, state: Any, data: FederatedData) -> Any:
+    """Evidence for clients nobody has met."""
+    fed = Simulation(data, 0)
+    fed.begin(0)
+    nobody = torch.full((len(data),), -1)
+    _, found = method.place(fed, state._replace(assignment=nobody), torch.arange(len(data)))
+    return found
+
+
+# regression and reconstruction
+
+
+def autoencoder(case: str, seed: int) -> dict[str, Any]:
+    """Images without labels, to be reconstructed: one class a group, or turned."""
+    if case == "one-class":
+        data = make("published_one_class", seed=seed)
+    else:
+        labelled = images("mnist", case, "500", seed)
+        parts = [labelled.gather("train", torch.tensor([i])).x[0] for i in range(len(labelled))]
+        data = from_arrays(parts, None, test_fraction=0.0, truth=labelled.truth)
+    return look(data, "autoencoder", seed)
+
+
+def regression(case: str, seed: int) -> dict[str, Any]:
+    """The digit as a number from its pixels; groups by turn, or by the sign of the answer."""
+    labelled = images("mnist", "rot4" if case == "rot4" else "iid", "500", seed)
+    xs, ys, truth = [], [], []
+    for i in range(len(labelled)):
+        batch = labelled.gather("train", torch.tensor([i]))
+        group = int(labelled.truth[i]) if case == "rot4" else (i % 2 if case == "sign" else 0)
+        answer = batch.y[0].float() / 4.5 - 1  # the digit as a number
+        xs.append(batch.x[0].flatten(1))
+        ys.append(-answer if case == "sign" and group else answer)
+        truth.append(group)
+    data = from_arrays(xs, ys, task="regression", test_fraction=0.0, truth=torch.tensor(truth))
+    return look(data, {"name": "mlp", "hidden": (64,)}, seed)
+
+
+# as the first round of another method
+
+
+def ifca(first: str, seed: int) -> dict[str, Any]:
+    """IFCA on rotated digits, 40 clients, 4 groups: agreement after five rounds."""
+    data = make("digits", n_clients=40, n_groups=4, seed=seed)
+    local = LocalSGD(learning_rate=0.01, optimizer="adam", batch_size=32)
+    model = Model(make_net("mlp", data))
+    fed = Simulation(data, seed)
+    for state, _ in run(IFCA(model, local, n_groups=4, first=first), fed, 5):
+        ari = float(metrics.adjusted_rand(state.assignment, data.truth))
+    return {"ari": ari}
+
+
+# all of it
+
+
+def studies() -> dict[str, tuple[Callable[[int], dict[str, Any]], str, int]]:
+    """Name: what to run with a seed, kind and number of groups expected ('' and 0: unknown)."""
+    out: dict[str, tuple[Callable[[int], dict[str, Any]], str, int]] = {}
+    for name in IMAGES:
+        for case, (k, _, kind) in CASES.items():
+            for size in (*SIZES, "40") if case == "ls4" else SIZES:
+                out[f"{name}/{case}/{size}"] = (
+                    lambda seed, a=(name, case, size): look(images(*a, seed), "grey_cnn", seed),
+                    kind, k,
+                )  # fmt: skip
+        for case in ("rot4", "concept4", "ls1", "ls4"):
+            out[f"newcomers/{name}/{case}"] = (
+                lambda seed, a=(name, case): newcomers(*a, seed), "", 0,
+            )  # fmt: skip
+    amazon = {"name": "mlp", "hidden": (1000, 500, 100)}
+    out["amazon"] = (
+        lambda seed: look(make("published_reviews", seed=seed), amazon, seed), "meaning", 4,
+    )  # fmt: skip
+    for case, options_ in (
+        ("ls1", {"name": "published_label_skew", "kind": 1, "n": 100}),
+        ("rot4", {"name": "published_feature_skew", "clients_per_group": 5, "n": 100}),
+        ("concept4", {"name": "published_concept_shift", "n": 100}),
+    ):  # four networks, 100 images: each takes two milliseconds for one
+        out[f"cifar10/{case}"] = (
+            lambda seed, cut=options_: look(
+                make(**cut, source="cifar10", seed=seed), "cifar_cnn", seed, networks=4
+            ),
+            CASES[case][2], CASES[case][0],
+        )  # fmt: skip
+    out["femnist/writers"] = (
+        lambda seed: look(make("published_writers", n_clients=40, seed=seed), "grey_cnn", seed),
+        "client by client", 0,
+    )  # fmt: skip
+    out["ag_news"] = (
+        lambda seed: look(make("published_news", seed=seed), {"name": "text_cnn", "n_outputs": 6},
+                          seed), "labels", 6,
+    )  # fmt: skip
+    for first in ("evaluation", "survey"):
+        out[f"ifca/{first}"] = (lambda seed, first=first: ifca(first, seed), "", 0)
+    for case, k in (("one-class", 10), ("rot4", 4), ("iid", 1)):
+        out[f"reconstruction/{case}"] = (
+            lambda seed, case=case: autoencoder(case, seed), "one" if k == 1 else "meaning", k,
+        )  # fmt: skip
+    for case, k in (("rot4", 4), ("sign", 2), ("iid", 1)):
+        out[f"regression/{case}"] = (
+            lambda seed, case=case: regression(case, seed), "one" if k == 1 else "meaning", k,
+        )  # fmt: skip
+    return out
+
+
+def main() -> None:
+    parser = options(__doc__.split("\n")[0], seeds=10)
+    parser.add_argument("--only", default="", help="names that begin with one of these, by commas")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after so many")
+    given = parser.parse_args()
+    path: Path | None = given.json
+    kept: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    wanted = [part for part in given.only.split(",") if part]
+    chosen = {
+        name: study for name, study in studies().items()
+        if not wanted or any(name.startswith(part) for part in wanted)
+    }  # fmt: skip
+    began = time.perf_counter()
+    for number in range(given.seeds):
+        for name, (study, *_) in chosen.items():
+            key = f"{name}#{FIRST_SEED + number}"
+            if key in kept or time.perf_counter() - began > given.seconds:
+                continue
+            try:
+                kept[key] = study(FIRST_SEED + number)
+            except Exception as error:
+                kept[key] = {"error": f"{type(error).__name__}: {error}"}
+            print(key, json.dumps(kept[key])[:300], flush=True)
+            if path:
+                path.write_text(json.dumps(kept, indent=0) + "\n")
+    report(kept, chosen)
+
+
+def report(kept: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Tables of what was found."""
+    lines, places, later = [], [], []
+    for name, (_, kind, k) in chosen.items():
+        seeds = [line for key, line in kept.items() if key.split("#")[0] == name]
+        seeds = [line for line in seeds if "error" not in line]
+        if seeds and name.startswith("newcomers"):
+            places.append([name, len(seeds), *placed(seeds)])
+        elif seeds and name.startswith("ifca"):
+            aris = [line["ari"] for line in seeds]
+            right = sum(ari > 0.999 for ari in aris)
+            later.append([name, f"{right}/{len(seeds)}", sum(aris) / len(aris), min(aris)])
+        elif seeds:
+            lines.append([name, *said(seeds, kind, k)])
+    if lines:
+        names = ["case", "kind, K, groups right", "ARI", "ARI, K given", "least", "says"]
+        table("Before training", [*names, "seconds, most"], lines)
+    if later:
+        table("IFCA, five rounds", ["first round by", "groups right", "ARI", "least"], later)
+    if places:
+        names = ["case", "seeds", "placed right, 50 100 500", "falsely refused"]
+        table("Newcomers", [*names, "foreign refused: " + ", ".join(FOREIGN)], places)
+
+
+def said(seeds: list[dict[str, Any]], kind: str, k: int) -> list[Any]:
+    """How often it was right, agreement with the truth, and all it said."""
+    right = sum(expected(line, kind, k) for line in seeds)
+    words = [f"{line['kind']} {'-' if line['loose'] else line['k']}" for line in seeds]
+    counts = [f"{word}: {words.count(word)};" for word in sorted(set(words))]
+    aris = [line["ari"] for line in seeds if line["ari"] is not None]
+    given = [line[line["lens"]]["ari_given"] for line in seeds if "ari_given" in line[line["lens"]]]
+    means = [sum(values) / len(values) if values else None for values in (aris, given)]
+    seconds = max(line["seconds"] for line in seeds)
+    return [f"{right}/{len(seeds)}", *means, min(given, default=None), counts, seconds]
+
+
+def placed(seeds: list[dict[str, Any]]) -> list[list[str]]:
+    """Shares placed right and falsely refused by size, and refused of each foreign kind."""
+    sizes, n = ("50", "100", "500"), len(seeds)
+    by_size = [
+        [f"{sum(line[size][what] for line in seeds) / n:.1%}" for size in sizes]
+        for what in ("right", "refused")
+    ]
+    return [*by_size, [f"{sum(line[kind] for line in seeds) / n:.0%}" for kind in FOREIGN]]
+
+
+if __name__ == "__main__":
+    main()

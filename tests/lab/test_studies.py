@@ -1,0 +1,31 @@
+"""The studies can still be started; what they find is not tested here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie_lab import studies
+from coterie_lab.studies import memory
+
+NAMES = sorted(
+    path.stem for path in Path(studies.__file__).parent.glob("[a-z]*.py") if path.stem != "common"
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_says_what_it_does(name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"coterie_lab.studies.{name}", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "usage:" in done.stdout
+
+
+def test_the_memory_study_runs_on_a_few_clients():
+    found = memory.one(3)
+    assert found["clients"] == 3
+    assert found["peak_mb"] >= found["before_mb"] > 0
