@@ -2,12 +2,18 @@ import signal
 from functools import partial
 
 import pytest
+from hypothesis import settings
 
 from coterie.engines import Simulation
 from tiny import ENGINES
 
 # Shells start background jobs with Ctrl-C ignored, which all processes started here would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A busy machine is slow, not wrong: no test depends on the clock.
+settings.register_profile("coterie", deadline=None)
+settings.load_profile("coterie")
 
 
 @pytest.fixture(params=ENGINES)
