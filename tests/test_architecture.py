@@ -22,7 +22,7 @@ ARROWS = {
     "data": {"core"},
     "running": {"core", "metrics", "algorithms", "models", "data", "engines"},
     "report": {"core", "running"},
-    "deploy": {"core", "algorithms", "data", "engines", "running"},
+    "deploy": {"core", "data", "engines", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "advice": {"core", "clustering", "algorithms", "data", "engines", "report", "running"},
@@ -112,3 +112,21 @@ def test_there_are_at_most_thirty_public_names():
     assert len(coterie.__all__) <= 30
     for name in coterie.__all__:
         assert getattr(coterie, name) is not None
+
+
+def test_the_loop_asks_no_federation_what_kind_it_is():
+    tree = ast.parse((PACKAGE / "running" / "loop.py").read_text())
+    asked = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr")
+    ]
+    assert not [text for text in asked if "(fed" in text]
+
+
+def test_nobody_pretends_to_be_a_method():
+    names = ("__self__ = ", "__task__ = ", "__name__ = ", "__self__, ")
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path != PACKAGE / "core" / "client.py":
+            text = path.read_text()
+            assert not any(name in text for name in names), path

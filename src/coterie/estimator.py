@@ -16,8 +16,9 @@ from coterie.clustering import merging, mixtures, pooling
 from coterie.clustering.mixtures import Mixture
 from coterie.clustering.ward import Path, cut
 from coterie.core.algorithm import play
-from coterie.core.client import Client, TaskInfo
+from coterie.core.client import Client
 from coterie.core.errors import CoterieError
+from coterie.core.question import Question, question
 from coterie.core.tree import Tree
 from coterie.data.federated import FederatedData, Rows
 from coterie.engines.simulation import Simulation
@@ -283,7 +284,9 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         self.weights_ = (groups.n / groups.n.sum()).numpy()
         everyone = fed.everyone()
         with fed.aside():
-            _, own = fed.map(_Weights(method), method.deploy(state, everyone), to=everyone)
+            _, own = fed.map(
+                Question(own_weights, method), method.deploy(state, everyone), to=everyone
+            )
         self.client_weights_ = own["weights"].numpy()
         real = state.sizes > mixtures.EMPTY
         self.component_clients_ = self.clients_[real.nonzero()[:, 0].numpy()]
@@ -345,13 +348,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return density + torch.from_numpy(self.client_weights_[place]).log()
 
 
-class _Weights:
-    """A client's weights over the components, as a task of the examiner."""
-
-    __name__ = "weights"
-
-    def __init__(self, method: FedGEM) -> None:
-        self.__self__, self.__task__ = method, TaskInfo(False, "exam")
-
-    def __call__(self, client: Client, given: Tree) -> dict[str, torch.Tensor]:
-        return {"weights": self.__self__.personalise(client, given)["weights"]}
+@question(stackable=False, phase="evaluation", key="weights")
+def own_weights(method: FedGEM, client: Client, given: Tree) -> dict[str, torch.Tensor]:
+    """A client's weights over the components."""
+    return {"weights": method.personalise(client, given)["weights"]}

@@ -520,7 +520,7 @@ def test_engines_agree_from_every_start(options):
 
 
 def test_the_exam_works_in_every_stage():
-    from coterie.running.evaluation import examine
+    from coterie.running.evaluation import evaluate
 
     data, _, _ = clouds(n_clients=6)
     method, fed = make(n_components=2, rounds=1), Simulation(data)
@@ -529,7 +529,7 @@ def test_the_exam_works_in_every_stage():
     fed.commit()
     for number in range(7):
         assert bool(
-            examine(method, fed, state, "classification", split="train").loss.isfinite().all()
+            evaluate(method, fed, state, "classification", split="train").loss.isfinite().all()
         )
         fed.begin(number)
         state, _ = quietly_step(method, fed, state)

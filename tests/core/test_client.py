@@ -65,8 +65,8 @@ def test_a_task_carries_how_it_wants_to_be_run():
     def other(client):
         return {}
 
-    assert task_info(plain) == TaskInfo(True, "train", None)
-    assert task_info(other) == TaskInfo(False, "cluster", None)
+    assert task_info(plain) == TaskInfo("plain", True, "train", None)
+    assert task_info(other) == TaskInfo("other", False, "cluster", None)
 
 
 def test_a_function_that_is_no_task_is_refused_by_name():

@@ -203,9 +203,9 @@ def test_traffic_is_kept_by_phase(engine):
     assert bytes_of(fed, "setup", "up") == [16]
     assert bytes_of(fed, "cluster", "up") == [16]
     assert bytes_of(fed, "train", "up") == [0, 12]
-    assert bytes_of(fed, "exam", "up") == [0, 12]
-    assert fed.traffic.total() == 44  # all but the exam
-    assert fed.traffic.total("exam", "train") == 24
+    assert bytes_of(fed, "evaluation", "up") == [0, 12]
+    assert fed.traffic.total() == 44  # all but the evaluation
+    assert fed.traffic.total("evaluation", "train") == 24
 
 
 def test_what_is_kept_does_not_travel(engine):

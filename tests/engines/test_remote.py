@@ -274,19 +274,19 @@ def test_too_few_clients_to_begin_is_an_error_that_names_them(tmp_path):
 
 
 def test_the_exam_rides_on_the_next_message_and_leaves_no_trace(tmp_path):
-    from coterie.running.evaluation import examine, examine_later
+    from coterie.running.evaluation import evaluate, evaluate_later
 
     tables = plain("ifca", {})
     ready, link, fed = remote(tables, tmp_path)
     state = rounds(ready.algorithm, fed, 1)
     told = []
-    examine_later(ready.algorithm, fed, state, "classification", told.append)
+    evaluate_later(ready.algorithm, fed, state, "classification", told.append)
     before = len(link.sent)
     after = rounds(ready.algorithm, fed, 1, 1, state)
     assert len(link.sent) - before == 8  # one message each, for exam and training
     simulated = Simulation(ready.data, stack=False, wire=True)
     with warnings.catch_warnings():
-        scores = examine(ready.algorithm, simulated, state, "classification")
+        scores = evaluate(ready.algorithm, simulated, state, "classification")
     assert torch.equal(told[0].accuracy, scores.accuracy)
     whole = remote(tables, tmp_path / "b")
     assert same(after, rounds(whole[0].algorithm, whole[2], 2))

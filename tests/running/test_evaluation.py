@@ -9,7 +9,7 @@ from coterie.core.client import task
 from coterie.core.training import LocalSGD
 from coterie.data import from_arrays
 from coterie.engines import Simulation
-from coterie.running.evaluation import Oracle, examine
+from coterie.running.evaluation import Oracle, evaluate
 from tiny import centres, mean_model
 
 STEP = LocalSGD(learning_rate=0.1)
@@ -34,7 +34,7 @@ def two():
 
 def test_everyone_is_scored_by_its_own_model_on_its_own_test_data(two):
     method, fed, state, data = two
-    scores = examine(method, fed, state, data.task)
+    scores = evaluate(method, fed, state, data.task)
     # Model 1 on 1 and 3: (0 + 4) / 2. Model 3 on 5: 4.
     assert scores.loss.tolist() == [2.0, 4.0]
     assert scores.n.tolist() == [2, 1]
@@ -45,9 +45,9 @@ def test_the_exam_leaves_no_trace(two):
     method, fed, state, data = two
     fed.map(method.losses, state.shared, state.models, to=fed.everyone())
     before = fed.traffic.total(), dict(fed._calls)
-    examine(method, fed, state, data.task)
+    evaluate(method, fed, state, data.task)
     assert (fed.traffic.total(), dict(fed._calls)) == before
-    assert fed.traffic.total("exam") > 0
+    assert fed.traffic.total("evaluation") > 0
 
 
 def test_the_cross_matrix_has_a_row_per_model_and_a_column_per_true_group(two):
@@ -98,7 +98,7 @@ def test_who_has_no_group_is_placed_by_the_data_it_shows(support, loss):
     fed = Simulation(data)
     fed.begin(0)
     state = method.init(fed)._replace(models=centres(0.0, 10.0))
-    assert examine(method, fed, state, data.task, support=support).loss.tolist() == [loss]
+    assert evaluate(method, fed, state, data.task, support=support).loss.tolist() == [loss]
     assert state.assignment.tolist() == [-1]
 
 
@@ -108,7 +108,7 @@ def test_clients_without_test_samples_have_no_score():
     fed.begin(0)
     method = FedAvg(mean_model(), STEP)
     state = method.init(fed)._replace(params={"centre": tensor(0.0, dtype=torch.float64)})
-    scores = examine(method, fed, state, data.task)
+    scores = evaluate(method, fed, state, data.task)
     assert scores.loss[0] == 1.0
     assert scores.loss[1].isnan()
 
@@ -127,6 +127,6 @@ def test_an_exam_that_cannot_be_stacked_goes_on_one_by_one_and_says_so():
     fed = Simulation(data)
     fed.begin(0)
     method = Branching(mean_model(), STEP)
-    with pytest.warns(UserWarning, match="The exam runs one client after the other"):
-        scores = examine(method, fed, method.init(fed), data.task)
+    with pytest.warns(UserWarning, match="The evaluation runs one client at a time"):
+        scores = evaluate(method, fed, method.init(fed), data.task)
     assert scores.loss.tolist() == [1.0, 9.0]

@@ -9,8 +9,8 @@ import torch
 from coterie.algorithms import LocalOnly
 from coterie.algorithms.local_only import State
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.memory import Memory
 from coterie.core.training import LocalSGD
-from coterie.engines.store import Memory
 from coterie.running.folder import SEGMENTS, RunFolder, no_nan, read_json
 from coterie.running.loop import resume, run
 from small_runs import content, ready

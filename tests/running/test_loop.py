@@ -238,8 +238,8 @@ def test_traffic_of_exams_is_counted_apart():
     result = start(ready("clove", 3), None)
     phases = result.summary["traffic"]
     sums = {phase: sum(amounts.values()) for phase, amounts in phases.items()}
-    assert sums["exam"] > 0
-    assert result.summary["bytes"] == sum(sums.values()) - sums["exam"]
+    assert sums["evaluation"] > 0
+    assert result.summary["bytes"] == sum(sums.values()) - sums["evaluation"]
     assert result.rounds[-1]["bytes"] == result.summary["bytes"]
 
 

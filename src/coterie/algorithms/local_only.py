@@ -7,8 +7,8 @@ References
 ----------
 The "local model" of Ghosh et al. (IFCA), NeurIPS 2020, arXiv 2006.04088, section 6.
 
-Departures: none. The exam scores a client's model on its own test data; the IFCA paper scores it on
-all test data of the client's true group (`examine(..., on="group")`).
+Departures: none. The evaluation scores a client's model on its own test data; the IFCA paper
+scores it on all test data of the client's true group (`Oracle.on_own_group`).
 """
 
 from dataclasses import dataclass

@@ -30,9 +30,10 @@ from coterie.clustering.lenses import (
     whole,
     whole_moments,
 )
-from coterie.core.client import Client, TaskInfo
+from coterie.core.client import Client
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.question import Question, question
 from coterie.core.tree import Ids
 
 NETWORKS = 16
@@ -41,37 +42,37 @@ NETWORKS = 16
 Lens: TypeAlias = Literal["auto", "conditional", "joint"]
 
 
-class Question:
-    """The question as a task: losses of seeded networks, class by class.
+@question(phase="cluster", key="survey")
+def probe_seeded(
+    method: Any,
+    client: Client,
+    seed: Tensor,
+    networks: Tensor,
+    *,
+    lens: Lens = "auto",
+    n_classes: int | None = None,
+) -> dict[str, Tensor]:
+    """Losses of networks that are drawn from a seed and not trained, class by class.
 
     Parameters
     ----------
     method
-        Its `model` is drawn; networks are not trained, so nothing else of it matters.
+        Its `model` is drawn; nothing else of it matters.
     lens
         "joint" keeps the label counts on the client and sends sums.
     n_classes
         None: the outputs of a network whose loss is cross-entropy; else one class for all.
     """
-
-    __name__ = "survey"
-    __task__ = TaskInfo(stackable=True, phase="cluster")
-
-    def __init__(self, method: Any, lens: Lens = "auto", n_classes: int | None = None) -> None:
-        self.__self__, self.lens, self.n_classes = method, lens, n_classes
-        self.described = {"name": self.__name__, "lens": lens, "n_classes": n_classes}
-
-    def __call__(self, client: Client, seed: Tensor, networks: Tensor) -> dict[str, Tensor]:
-        model: Model = self.__self__.model
-        batch = client.train
-        classes = n_classes(model, batch, self.n_classes)
-        losses = model.seeded(seed, int(networks), batch)  # [r, n]
-        if classes == 1:
-            return sent(whole_moments(losses, batch.mask), model)
-        block = class_moments(losses, batch.y, batch.mask, classes)
-        if self.lens == "joint":
-            return sent(class_sums(block, undecided(model, classes)), model)
-        return sent(block, model)
+    model: Model = method.model
+    batch = client.train
+    classes = count_classes(model, batch, n_classes)
+    losses = model.seeded(seed, int(networks), batch)  # [r, n]
+    if classes == 1:
+        return sent(whole_moments(losses, batch.mask), model)
+    block = class_moments(losses, batch.y, batch.mask, classes)
+    if lens == "joint":
+        return sent(class_sums(block, undecided(model, classes)), model)
+    return sent(block, model)
 
 
 Answers: TypeAlias = Block | Sums | Whole
@@ -87,7 +88,7 @@ def sent(answer: Answers, model: Model) -> dict[str, Tensor]:
     }
 
 
-def n_classes(model: Model, batch: Any, given: int | None) -> int:
+def count_classes(model: Model, batch: Any, given: int | None) -> int:
     """Classes the losses are told apart by: one where labels are none, or several per sample."""
     if batch.y.ndim > 1 or batch.y.is_floating_point():
         return 1
@@ -112,7 +113,7 @@ def ask(
     n_classes: int | None = None,
 ) -> tuple[Ids, Answers | None]:
     """Who answered with numbers, and what they said; None if nobody did."""
-    task = Question(method, lens, n_classes)
+    task = Question(probe_seeded, method, {"lens": lens, "n_classes": n_classes})
     ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
     if not len(ids):
         return ids, None

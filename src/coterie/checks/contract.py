@@ -32,7 +32,7 @@ from coterie.core.algorithm import per_client_fields, state_type
 from coterie.core.tree import Tree, n_bytes
 from coterie.engines.faults import Faults
 from coterie.running.build import Settings
-from coterie.running.evaluation import examine
+from coterie.running.evaluation import evaluate
 from coterie.running.final import Result
 from coterie.running.folder import RunFolder
 from coterie.running.loop import resume, run
@@ -212,7 +212,7 @@ def abandoned_rounds_leave_no_trace(make: Make, engine: str) -> None:
 
 @_check
 def late_joiners_are_taken_in(make: Make, engine: str) -> None:
-    """A client that joins in the third round is asked, placed and examined like the others."""
+    """A client that joins in the third round is asked, placed and evaluated like the others."""
     problem = tiny()
     n_clients = len(problem.data)
     newcomer = n_clients - 1
@@ -236,10 +236,10 @@ def late_joiners_are_taken_in(make: Make, engine: str) -> None:
             f"{int(state.assignment[newcomer])} after two rounds. Place newcomers in step."
         )
     _finite(first, state, "when a client joins late", "")
-    scores = examine(algorithm, fed, state, problem.data.task)
+    scores = evaluate(algorithm, fed, state, problem.data.task)
     if not bool(scores.loss.isfinite().all()):
         raise Broken(
-            "A client that joins late must have a model that predicts. The exam's losses are "
+            "A client that joins late must have a model that predicts. The evaluation's losses are "
             f"{[round(loss, 3) for loss in scores.loss.tolist()]}. See deploy and personalise."
         )
 
@@ -273,7 +273,7 @@ def exams_change_nothing(make: Make, engine: str) -> None:
     never = outcome(make, problem, engine, participation=0.5)
     algorithm, fed = make(problem), Watched(problem.data, engine, participation=0.5)
     for state in states(algorithm, fed, 3):
-        examine(algorithm, fed, state, problem.data.task)
+        evaluate(algorithm, fed, state, problem.data.task)
     advice = "place, deploy, personalise and predict must return new tensors and keep nothing."
     _same(never, traces(fed, state), EXACTLY, "Examining must not change a run", advice)
 
@@ -338,7 +338,7 @@ def _generators() -> dict[str, bytes]:
 
 @_check
 def only_the_exam_reads_test_data(make: Make, engine: str) -> None:
-    """Nothing but the exam reads test data."""
+    """Nothing but the evaluation reads test data."""
     problem = tiny()
     guarded = Guarded(problem.data)
     algorithm, fed = make(problem), Watched(guarded, engine)
@@ -349,13 +349,13 @@ def only_the_exam_reads_test_data(make: Make, engine: str) -> None:
         error = raised
     if guarded.refused:
         raise Broken(
-            "Test data are for the exam alone. They were asked for during a round. Use "
+            "Test data are for the evaluation alone. They were asked for during a round. Use "
             "client.train, or client.validation with a share held out."
         ) from error
     if error is not None:
         raise error
     guarded.opened = True
-    examine(algorithm, fed, state, problem.data.task)
+    evaluate(algorithm, fed, state, problem.data.task)
 
 
 # what travels, what is kept
@@ -466,7 +466,7 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
     for seed in range(3):  # first models can be unlucky, as IFCA's authors say of theirs
         fed = Watched(problem.data, engine, seed)
         *_, state = states(algorithm, fed, 8)
-        scores = examine(algorithm, fed, state, problem.data.task)
+        scores = evaluate(algorithm, fed, state, problem.data.task)
         score = scores.accuracy if algorithm.supervised else scores.agreement
         accuracy = float(score.mean())
         best = max(best, accuracy)

@@ -80,7 +80,7 @@ class Guarded:
         def gather(split: str, ids: Ids) -> Batch:
             if split == "test" and not self.opened:
                 self.refused += 1
-                raise PermissionError("test data are for the exam alone")
+                raise PermissionError("test data are for the evaluation alone")
             return data.gather(split, ids)
 
         # Closures, so that nothing on this object leads to the pool or to the truth.

@@ -10,10 +10,11 @@ from torch import Tensor
 from coterie.checks.problem import Problem
 from coterie.core.aggregate import Mean, as_means
 from coterie.core.algorithm import Algorithm, grow
-from coterie.core.client import Client, Source, TaskInfo
+from coterie.core.client import Client, Source
 from coterie.core.errors import FederationError
 from coterie.core.federation import Call, Federation
 from coterie.core.model import Model
+from coterie.core.question import Question, info_of, question
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, n_bytes, named_leaves, tree_map
 from coterie.engines.simulation import Simulation
@@ -65,7 +66,7 @@ class Watched(Simulation):
         ids, reply = super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
         reduced = frozenset(mean.leaf for mean in as_means(reduce))
         held = sum(n_bytes(part) for name, part in reply.items() if name not in reduced)
-        self.log.append(Exchange(task.__name__, self.round, ids, self._last, reduced, held))
+        self.log.append(Exchange(info_of(task).name, self.round, ids, self._last, reduced, held))
         return ids, reply
 
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -73,7 +74,7 @@ class Watched(Simulation):
         if number == self.silent:
             return
         for position, reply in super().exchange(call):
-            if self.poisoned is not None and call.phase != "exam":
+            if self.poisoned is not None and call.phase != "evaluation":
                 reply = _poison(reply, call.ids[position] == self.poisoned)
             for name, part in reply.items():
                 size = n_bytes(part) // len(position)
@@ -166,22 +167,14 @@ def model_leaves(algorithm: Algorithm, tree: Tree) -> dict[str, Tensor]:
     return {"/".join(path): leaf for path, leaf in named_leaves(tree) if path[-1] in names}
 
 
-class Answers:
-    """What each client's own model says to some inputs, as a task."""
-
-    __name__ = "answers"
-    __task__ = TaskInfo(stackable=False, phase="exam")
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.__self__ = algorithm
-
-    def __call__(self, client: Client, given: Tree, x: Tree) -> dict[str, Tensor]:
-        algorithm = self.__self__
-        return {"output": algorithm.predict(algorithm.personalise(client, given), x)}
+@question(stackable=False, phase="evaluation", key="answers")
+def predict_own(algorithm: Algorithm, client: Client, given: Tree, x: Tree) -> dict[str, Tensor]:
+    """Outputs of a client's own model for some inputs."""
+    return {"output": algorithm.predict(algorithm.personalise(client, given), x)}
 
 
 def answers(algorithm: Algorithm, fed: Federation, state: Any, x: Tree) -> Tree:
     """Outputs of every client's own model: [clients, n, ...]."""
     ids = fed.everyone()
     with fed.aside():
-        return fed.map(Answers(algorithm), algorithm.deploy(state, ids), x, to=ids)[1]
+        return fed.map(Question(predict_own, algorithm), algorithm.deploy(state, ids), x, to=ids)[1]

@@ -103,9 +103,11 @@ class Source(Protocol):
 class TaskInfo(NamedTuple):
     """How a task wants to be run."""
 
+    name: str  # label in the clients' keys
     stackable: bool = True
     phase: str = "train"
-    split: str | None = None  # data handed over as a last argument; the exam's test data
+    split: str | None = None  # data passed as a last argument: the test data of an evaluation
+    home: bool = False  # a real client also passes its folder
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,17 +131,19 @@ def task(function: Any = None, *, stackable: bool = True, phase: str = "train") 
     """
 
     def mark(function: F) -> F:
-        function.__task__ = TaskInfo(stackable, phase)  # type: ignore[attr-defined]
+        function.__task__ = TaskInfo(function.__name__, stackable, phase)  # type: ignore[attr-defined]
         return function
 
     return mark if function is None else mark(function)
 
 
 def task_info(function: Callable[..., Any]) -> TaskInfo:
-    """How a task wants to be run; an error for a function that is none."""
+    """How a task wants to be run; an error for a function that is not a task."""
     info = getattr(function, "__task__", None)
     if info is None:
         name = getattr(function, "__qualname__", repr(function))
+        if hasattr(function, "__question__"):
+            raise TaskError(f"fed.map: {name} is a question. Ask Question({name}, method).")
         raise TaskError(f"fed.map: {name} is not a task. Put @task above its definition.")
     return info  # type: ignore[no-any-return]
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from coterie.core.aggregate import Mean, Sums, as_means
-from coterie.core.client import TaskInfo, task_info
+from coterie.core.client import TaskInfo
 from coterie.core.errors import FederationError
+from coterie.core.memory import Memory
+from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
 
@@ -52,11 +54,18 @@ class Call(NamedTuple):
     key: Tensor  # of the exchange; folded with each client's name
 
     @property
+    def owner(self) -> Any:
+        """The method whose clients are asked; None for a plain function."""
+        if isinstance(self.task, Question):
+            return self.task.method
+        return getattr(self.task, "__self__", None)
+
+    @property
     def name(self) -> str:
         """Method and task, for messages."""
-        owner = getattr(self.task, "__self__", None)
-        name = getattr(self.task, "__name__", "task")
-        return f"{type(owner).__name__}.{name}" if owner is not None else name
+        asked = self.task.function if isinstance(self.task, Question) else self.task
+        name: str = asked.__name__
+        return name if self.owner is None else f"{type(self.owner).__name__}.{name}"
 
 
 class Traffic:
@@ -110,16 +119,23 @@ class Traffic:
         return torch.where(known, min(self.INDEX, whole), whole)
 
     def total(self, *phases: str) -> int:
-        """All bytes so far, of some phases or of all but the exam."""
+        """All bytes so far, of some phases or of all but the evaluations."""
         return sum(
             int(amount.sum())
             for (phase, _), amount in self.totals.items()
-            if (phase in phases if phases else phase != "exam")
+            if (phase in phases if phases else phase != "evaluation")
         )
+
+
+Then = Callable[[Ids, dict[str, Any]], None]
+"""Is told who answered a question that was asked later, and what they said."""
 
 
 class Federation(ABC):
     """Clients that can be asked. Engines say how; see `exchange`.
+
+    An engine must define `exchange`. It may change `defers`, `plan`, `why_missing`, `note_saved`
+    and `ask_later`.
 
     Parameters
     ----------
@@ -133,6 +149,9 @@ class Federation(ABC):
         Number of the attempt; attempts share data and cohorts and nothing else.
     """
 
+    defers = False
+    """Whether evaluations wait for the next messages, because an exchange is slow."""
+
     def __init__(
         self, names: Sequence[str], seed: int = 0, participation: float = 1.0, restart: int = 0
     ) -> None:
@@ -142,6 +161,8 @@ class Federation(ABC):
         self.support = "train"
         self.start: Tensor | None = None  # [clients] int64; initial group of each, -1: not given
         self.traffic = Traffic()
+        self.memory = Memory()  # what each client remembers
+        self.wire_bytes: dict[str, int] = {}  # bytes over a network; empty in a simulation
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
         self._name_keys = fold(seed_key(0), codes(self.names))  # [clients]
@@ -233,10 +254,10 @@ class Federation(ABC):
 
     def call(self, task: Callable[..., Any], given: tuple[Any, ...], to: Ids) -> Call:
         """A call as engines see it; each has a key of its own."""
-        info = task_info(task)
-        number = self._calls.get(task.__name__, 0)
-        self._calls[task.__name__] = number + 1
-        key = fold(self.run_key, "client", self.round, task.__name__, number)
+        info = info_of(task)
+        number = self._calls.get(info.name, 0)
+        self._calls[info.name] = number + 1
+        key = fold(self.run_key, "client", self.round, info.name, number)
         return Call(task, info, given, to, self._phase or info.phase, key)
 
     @abstractmethod
@@ -252,16 +273,31 @@ class Federation(ABC):
         self.round, self._calls, self._phase = round, {}, None if round >= 0 else "setup"
         self.traffic.forget()
 
-    @abstractmethod
     def commit(self) -> None:
         """Accept what clients kept in this round."""
+        self.memory.commit()
 
-    @abstractmethod
     def rollback(self) -> None:
         """Drop what clients kept in this round."""
+        self.memory.rollback()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What decides the last bits, as plain data; a run writes it down and resumes with it."""
+        return {}
+
+    def note_saved(self) -> None:  # noqa: B027 - most engines need not know
+        """Hear that a checkpoint has been written."""
+
+    def ask_later(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
+        """Ask between rounds without a trace, when it costs least; by default at once."""
+        with self.aside():
+            heard, reply = self.map(task, *given, to=to, at_least=0)
+        if len(heard):
+            then(heard, reply)
 
     @contextmanager
-    def aside(self, phase: str = "exam", support: str = "train") -> Iterator[None]:
+    def aside(self, phase: str = "evaluation", support: str = "train") -> Iterator[None]:
         """Ask between rounds without a trace: memory, keys and traffic stay as they are.
 
         `support` names the data a client shows as its training data meanwhile.

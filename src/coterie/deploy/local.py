@@ -224,7 +224,7 @@ class Deployment:
 def _shown(line: dict[str, Any]) -> str:
     parts = [f"round {line['round']}"]
     if "loss" in line and line["loss"] is not None:
-        parts.append(f"loss after round {line['examined']}: {line['loss']:.4f}")
+        parts.append(f"loss after round {line['evaluated']}: {line['loss']:.4f}")
     if "accuracy" in line:
         parts.append(f"accuracy {line['accuracy']:.1%}")
     if "sizes" in line:

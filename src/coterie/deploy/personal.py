@@ -6,20 +6,45 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.core import wire
+from coterie.core.algorithm import Algorithm
+from coterie.core.client import Client
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.question import question
+from coterie.core.tree import Tree
 from coterie.data.images import read_client
 from coterie.running.build import build_algorithm
 from coterie.running.final import Card
-from coterie.running.folder import read_json
+from coterie.running.folder import read_json, to_json, write
 
-MODEL = "personal.safetensors"
+FOLDER, MODEL = "model", "personal.safetensors"
+
+
+def prepare(home: Path, setup: dict[str, Any]) -> None:
+    """Write down what a client's own model needs to be used later: the run file, the data card."""
+    folder = home / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / "data.json", to_json(setup["card"]))
+    write(folder / "run.json", to_json(setup["description"]))
+
+
+@question(stackable=False, phase="deliver", key="deliver", home=True)
+def keep_model(
+    algorithm: Algorithm, client: Client, given: Tree, *, home: Path
+) -> dict[str, Tensor]:
+    """Keep a client's own model on its own disk (`coterie deploy pull`); only "done" is sent."""
+    personal = algorithm.personalise(client, given)
+    write(home / FOLDER / MODEL, wire.dump({"personal": personal}))
+    return {"delivered": torch.tensor(True)}
 
 
 def pull(home: Path, out: Path, run: str | None = None) -> str:
     """Copy the model a node has been handed out of its folder; the run it comes from."""
-    found = sorted(home.glob(f"runs/{run or '*'}/model/{MODEL}"), key=lambda p: p.stat().st_mtime)
+    found = sorted(
+        home.glob(f"runs/{run or '*'}/{FOLDER}/{MODEL}"), key=lambda p: p.stat().st_mtime
+    )
     if not found:
         raise DataError(
             f"{home}: no model has been handed to this node. It comes at the end of a run; if the "

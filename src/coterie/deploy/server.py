@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, state_type
-from coterie.core.client import Client, TaskInfo
 from coterie.core.config import construct
 from coterie.core.errors import ConfigError
-from coterie.core.tree import Tree
+from coterie.core.federation import Federation
+from coterie.core.question import Question
+from coterie.deploy.personal import keep_model
 from coterie.engines.relay import Link
 from coterie.engines.remote import Remote
 from coterie.running.build import Settings, build_algorithm
@@ -26,19 +26,6 @@ from coterie.running.folder import RunFolder, read_json, to_json, write
 from coterie.running.loop import conduct
 
 NAMES, DELIVERED = "names.json", "delivered.json"
-
-
-class Deliver:
-    """Hands every client what it predicts with; the worker keeps it (`coterie deploy pull`)."""
-
-    __name__ = "deliver"
-    described = {"name": "deliver"}  # noqa: RUF012 - never changed
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.__self__, self.__task__ = algorithm, TaskInfo(False, "deliver")
-
-    def __call__(self, client: Client, given: Tree) -> dict[str, Tensor]:
-        raise NotImplementedError("the worker beside a node has its own")
 
 
 def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
@@ -94,7 +81,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
         write(out / DELIVERED, to_json({"missed": missed}))
 
 
-def deliver(algorithm: Algorithm, fed: Remote, state: Any) -> list[str]:
+def deliver(algorithm: Algorithm, fed: Federation, state: Any) -> list[str]:
     """Give every client that can be reached its own model; those who were not."""
     ids = fed.everyone()
     assignment = getattr(state, "assignment", None)
@@ -102,7 +89,9 @@ def deliver(algorithm: Algorithm, fed: Remote, state: Any) -> list[str]:
         ids = ids[: len(assignment)]
         ids = ids[assignment[ids] >= 0]
     with fed.aside("deliver"):
-        heard, _ = fed.map(Deliver(algorithm), algorithm.deploy(state, ids), to=ids, at_least=0)
+        heard, _ = fed.map(
+            Question(keep_model, algorithm), algorithm.deploy(state, ids), to=ids, at_least=0
+        )
     missed = sorted(set(fed.names) - {fed.names[i] for i in heard.tolist()})
     print(f"{len(heard)} of {fed.n_clients} clients have their model.", flush=True)
     if missed:

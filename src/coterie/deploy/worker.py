@@ -23,25 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from coterie.algorithms.seeded import Question
 from coterie.core import wire
-from coterie.core.algorithm import Algorithm
-from coterie.core.client import Client, TaskInfo
 from coterie.core.config import construct
 from coterie.core.errors import ConfigError, CoterieError, DataError
 from coterie.core.federation import Call
+from coterie.core.memory import Memory
+from coterie.core.question import find_task, info_of
 from coterie.core.tree import Tree, leaves, row
 from coterie.data import FederatedData
 from coterie.data.clients import client_file, one_client
+from coterie.deploy.personal import prepare
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
 from coterie.engines.simulation import Simulation
-from coterie.engines.store import Memory
 from coterie.running.build import Settings, build_algorithm, load, make_data
-from coterie.running.evaluation import LabelCounts, Score
 from coterie.running.final import Card
-from coterie.running.folder import to_json, write
+from coterie.running.folder import write
 
 TRIAL = "run"
 """Data of a trial: the client's share of what the run file names."""
@@ -84,28 +81,17 @@ class Journal:
         return self.folder / f"{entry:020d}.safetensors"
 
 
-class Keep:
-    """The client's own model, kept where it is: the last task of a run."""
-
-    __name__ = "deliver"
-
-    def __init__(self, algorithm: Algorithm, folder: Path, setup: dict[str, Any]) -> None:
-        self.__self__, self.folder, self.setup = algorithm, folder, setup
-        self.__task__ = TaskInfo(False, "deliver")
-
-    def __call__(self, client: Client, given: Tree) -> dict[str, Tensor]:
-        personal = self.__self__.personalise(client, given)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write(self.folder / "data.json", to_json(self.setup["card"]))
-        write(self.folder / "run.json", to_json(self.setup["description"]))
-        write(self.folder / "personal.safetensors", wire.dump({"personal": personal}))
-        return {"delivered": torch.tensor(True)}
-
-
 class Room:
     """One run, as one client takes part in it."""
 
-    def __init__(self, name: str, data: FederatedData, setup: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        data: FederatedData,
+        setup: dict[str, Any],
+        folder: Path,
+        allow: tuple[str, ...],
+    ) -> None:
         description = setup["description"]
         settings = construct(Settings, dict(description.get("run", {})))
         if settings.validation:
@@ -118,10 +104,11 @@ class Room:
                 f"samples of shape {card.sample_shape}. They are for {data.task}, of shape "
                 f"{data.sample_shape}."
             )
-        self.setup, self.folder = setup, folder
+        self.folder, self.allow = folder, allow
         self.algorithm = build_algorithm(description, card)
         self.fed = Simulation(data, settings.seed, stack=False, chunk=1)
         self.journal = Journal(folder / "memory")
+        prepare(folder, setup)
 
     def answer(self, head: dict[str, Any], trees: dict[str, Tree]) -> list[dict[str, Any]]:
         """Do the calls of a message: for each, what is sent, or why nothing is."""
@@ -147,31 +134,16 @@ class Room:
         return results
 
     def _do(self, described: dict[str, Any], trees: dict[str, Tree]) -> Tree:
-        task = self._task(described["task"])
+        task = find_task(described["task"], self.algorithm, self.folder, self.allow)
         given = tuple(
             row(trees[part["blob"]], part["row"]) if "row" in part else trees[part["blob"]]
             for part in described["given"]
         )
         self.fed.round, self.fed.support = described["round"], described["support"]
         key = torch.tensor(described["key"], dtype=torch.int64)
-        call = Call(task, task.__task__, given, torch.tensor([0]), described["phase"], key)
+        call = Call(task, info_of(task), given, torch.tensor([0]), described["phase"], key)
         (_, sent), *_ = self.fed.exchange(call)
         return row(sent, 0)
-
-    def _task(self, described: dict[str, Any]) -> Any:
-        """A task by name: one of the method's own, the examiner's, or a survey."""
-        name = described["name"]
-        if name == "exam":
-            return Score(self.algorithm, described["kind"], described["split"], False)
-        if name == "labels":
-            return LabelCounts(self.algorithm, described["n_classes"])
-        if name == "survey":
-            return Question(self.algorithm, described["lens"], described["n_classes"])
-        if name == "deliver":
-            return Keep(self.algorithm, self.folder / "model", self.setup)
-        if not hasattr(getattr(type(self.algorithm), name, None), "__task__"):
-            raise ConfigError(f"{type(self.algorithm).__name__} has no task '{name}'.")
-        return getattr(self.algorithm, name)
 
 
 class Worker:
@@ -244,7 +216,7 @@ class Worker:
                 raise ConfigError("the name of a run must be a hexadecimal number")
             self._refuse_foreign(setup["description"])
             data = self._read(setup)
-            self.rooms = {key: Room(self.name, data, setup, self.home / "runs" / run)}
+            self.rooms = {key: Room(self.name, data, setup, self.home / "runs" / run, self.allow)}
         except (CoterieError, KeyError, TypeError, ValueError) as error:
             traceback.print_exc()
             self.broken[key] = f"{type(error).__name__}: {error}"
@@ -310,7 +282,7 @@ def listen(worker: Worker) -> None:
                 began = time.perf_counter()
                 answer = worker.handle(asked)
                 seconds = time.perf_counter() - began
-                names = [call["task"]["name"] for call in asked.head.get("calls", ())]
+                names = [_shown(call["task"]) for call in asked.head.get("calls", ())]
                 print(
                     f"round {asked.head.get('round', -1) + 1}: {' '.join(names) or 'hello'} "
                     f"in {seconds:.2f} s",
@@ -319,6 +291,11 @@ def listen(worker: Worker) -> None:
                 send(connection, answer)
         except Exception as error:  # a relay that died, or a stranger: the next one may be well
             print(f"a message was lost: {type(error).__name__} {error}", flush=True)
+
+
+def _shown(task: dict[str, Any]) -> str:
+    """The name of a task or question, for the log."""
+    return str(task.get("name") or task["question"].partition(":")[2])
 
 
 def _follow(parent: int, leave: Any) -> None:

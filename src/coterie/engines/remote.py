@@ -1,8 +1,8 @@
 """Real clients behind a link: every task is a message, and a missing answer is nothing unusual.
 
-An exchange costs seconds, so an envelope carries a list of calls: what is not urgent (the exam)
-rides on the next message. A tree is sent to a client once a round; later it is named by its
-checksum, and a row of a bank that the client has by its number.
+An exchange costs seconds, so an envelope carries a list of calls: what is not urgent, such as an
+evaluation, waits for the next message. A tree is sent to a client once a round; later it is named
+by its checksum, and a row of a bank that the client has by its number.
 
 Clients remember on their own disk. The server keeps, for each client, the last exchange it heard
 from it, in the same transactional memory in which a simulation keeps the whole: every message
@@ -26,14 +26,11 @@ from torch import Tensor
 from coterie.core import wire
 from coterie.core.aggregate import Mean
 from coterie.core.errors import CoterieError, FederationError
-from coterie.core.federation import Call, Each, Federation, Rows
+from coterie.core.federation import Call, Each, Federation, Rows, Then
+from coterie.core.question import describe_task
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, named_leaves, row, stack
 from coterie.engines.relay import PROTOCOL, Envelope, Link
-from coterie.engines.store import Memory
-
-Then = Callable[[Ids, dict[str, Any]], None]
-"""Is told who answered a call that rode along, and what they said."""
 
 
 class Rider(NamedTuple):
@@ -80,7 +77,7 @@ class Remote(Federation):
         Is told all names when a client joins, in the order of their ids.
     """
 
-    rides = True
+    defers = True
 
     def __init__(
         self,
@@ -100,9 +97,7 @@ class Remote(Federation):
         super().__init__(names, seed, participation)
         self.link, self.run = link, run
         self.deadline, self.at_least, self.poll, self.chunk = deadline, at_least, poll, chunk
-        self.memory = Memory()  # of each client the last exchange heard; what it kept, it has
         self.wire_bytes = {"down": 0, "up": 0}  # of blobs, as they crossed the link
-        self.examined: dict[str, Any] = {}  # scores that came with the last messages
         self._joined = joined
         self._setup = json.dumps(setup, sort_keys=True).encode()
         self._setup_name = _checksum(self._setup)
@@ -210,14 +205,8 @@ class Remote(Federation):
         self._held: dict[int, set[str]] = {}
         self._trees: dict[tuple[Any, int | None], tuple[Tree, str, bytes]] = {}
 
-    def commit(self) -> None:
-        self.memory.commit()
-
-    def rollback(self) -> None:
-        self.memory.rollback()
-
-    def saved(self) -> None:
-        """A checkpoint stands: clients need not remember what came before the last two."""
+    def note_saved(self) -> None:
+        """A checkpoint has been written: clients may forget what came before the last two."""
         heard = {c: int(tree["heard"]) for c, tree in self.memory.committed.items() if tree}
         self._saved = (self._saved[1], heard)
 
@@ -229,11 +218,11 @@ class Remote(Federation):
         reduce: Mean | Sequence[Mean] | None = None,
         at_least: int = 1,
     ) -> tuple[Ids, dict[str, Any]]:
-        if at_least and self._phase != "exam":
+        if at_least and self._phase != "evaluation":
             at_least = max(at_least, min(self.at_least, len(to)))
         return super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
 
-    def ride(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
+    def ask_later(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
         """Ask, between rounds and without a trace, with the next message that goes out."""
         with self.aside():
             call = self.call(task, given, to)
@@ -331,7 +320,7 @@ class Remote(Federation):
         parcels: dict[int, Parcel] = {}
         for number, (call, round) in enumerate(calls):
             aside = number < len(calls) - 1
-            task = getattr(call.task, "described", None) or {"name": call.task.__name__}
+            task = describe_task(call.task)
             for place, client in enumerate(call.ids.tolist()):
                 parcel = parcels.setdefault(client, Parcel(client, [], [], {}))
                 given = [self._refer(parcel, part, place) for part in call.given]

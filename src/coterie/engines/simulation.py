@@ -19,7 +19,6 @@ from coterie.core.tree import Ids, Tree, row, stack, take, tree_map
 from coterie.engines.chunks import Gatherer, chunk_size, chunks
 from coterie.engines.faults import Faults
 from coterie.engines.kernels import Path, Stacked
-from coterie.engines.store import Memory
 from coterie.engines.workers import available, in_workers
 
 RULES = (
@@ -94,7 +93,6 @@ class Simulation(Federation):
                 f"Simulation: kernel must be one of {', '.join(get_args(Path))}. Got '{kernel}'."
             )
         self.kernel: Kernel = Stacked(kernel, choices) if self.stack else Loop()
-        self.memory = Memory()
         self._gather = Gatherer(source, self.device)
         self._sizes = source.sizes("train")
         self._missing = ""
@@ -107,7 +105,7 @@ class Simulation(Federation):
 
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         if self.chunk is None:
-            self.chunk = chunk_size(getattr(call.task, "__self__", None), self.source)
+            self.chunk = chunk_size(call.owner, self.source)
         asked = torch.arange(len(call.ids))
         asked = asked[self._heard(call)]
         stacked = self.stack and call.info.stackable
@@ -122,7 +120,7 @@ class Simulation(Federation):
     def _heard(self, call: Call) -> Tensor:
         """Who will answer; lost clients do no work, so nothing of them is touched."""
         self._missing = ""
-        if self.faults is None or call.phase == "exam":
+        if self.faults is None or call.phase == "evaluation":
             return torch.ones(len(call.ids), dtype=torch.bool)
         dropped, late = self.faults.lost(call.key, self._name_keys[call.ids])
         lost = dropped | late
@@ -137,7 +135,7 @@ class Simulation(Federation):
 
     def _wake(self, call: Call, ids: Ids) -> None:
         """Clients asked for the first time set up their memory."""
-        owner = getattr(call.task, "__self__", None)
+        owner = call.owner
         for client in ids.tolist():
             if self.memory.knows(client):
                 continue
@@ -274,12 +272,6 @@ class Simulation(Federation):
             f"{call.name}: the task works for one client but cannot be stacked ({reason}).{rule} "
             "Or mark it @task(stackable=False)."
         )
-
-    def commit(self) -> None:
-        self.memory.commit()
-
-    def rollback(self) -> None:
-        self.memory.rollback()
 
     @property
     def plan(self) -> dict[str, Any]:

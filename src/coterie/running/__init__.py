@@ -1,1 +1,1 @@
-"""Running methods: the loop, the exam, the run folder, progress."""
+"""Running methods: the loop, evaluation, the run folder, progress."""

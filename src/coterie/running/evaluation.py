@@ -1,7 +1,8 @@
-"""The exam: each client's own model on its own test data. Examining never changes a run."""
+"""Evaluation: each client's own model on its own test data. It never changes a run."""
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +11,13 @@ from torch.nn import functional
 
 from coterie import metrics
 from coterie.core.algorithm import Algorithm
-from coterie.core.client import Batch, Client, TaskInfo
+from coterie.core.client import Batch, Client, task_info
 from coterie.core.errors import TaskError
 from coterie.core.federation import Federation, Rows
 from coterie.core.model import LOSSES
+from coterie.core.question import Question, question
 from coterie.core.tree import Ids, Tree, flat, put, row
 from coterie.data.federated import FederatedData
-from coterie.engines.remote import Remote
 
 LOSS_OF = {
     "classification": "cross_entropy",
@@ -35,39 +36,36 @@ class Scores(NamedTuple):
     agreement: Tensor  # ARI of components with classes, for methods that learn without labels
 
 
-class Score:
-    """The exam as a task: what each client is handed, its own model, its outputs, two numbers."""
-
-    __name__ = "exam"
-
-    def __init__(self, algorithm: Algorithm, kind: str, split: str | None, stackable: bool) -> None:
-        self.__self__, self.kind = algorithm, kind
-        self.__task__ = TaskInfo(stackable, "exam", split)
-        self.described = {"name": "exam", "kind": kind, "split": split}  # for real clients
-
-    def __call__(self, client: Client, given: Tree, test: Batch) -> dict[str, Tensor]:
-        algorithm = self.__self__
-        output = algorithm.predict(algorithm.personalise(client, given), test.x)
-        right = agreement = test.mask * torch.nan
-        if not algorithm.supervised:
-            losses = algorithm.surprise(output)
-            if self.kind == "classification":
-                agreement = metrics.masked_rand(output.argmax(1), test.y, test.mask)
-        else:
-            model = getattr(algorithm, "model", None)
-            loss = model.loss_of if model else LOSSES[LOSS_OF[self.kind]]
-            losses = loss(output, test)
-            if self.kind == "classification":
-                right = output.argmax(1) == test.y
-        return {
-            "loss": test.mean(losses.double()),
-            "accuracy": test.mean(right.double()),
-            "agreement": agreement.double().mean(),
-            "n": test.size,
-        }
+# Part of the clients' keys: with another label, evaluations that draw would draw other numbers.
+KEY = "exam"
 
 
-def examine(
+@question(phase="evaluation", key=KEY)
+def score(
+    algorithm: Algorithm, client: Client, given: Tree, test: Batch, *, kind: str
+) -> dict[str, Tensor]:
+    """Score a client's own model on a batch: loss, accuracy, agreement, number of samples."""
+    output = algorithm.predict(algorithm.personalise(client, given), test.x)
+    right = agreement = test.mask * torch.nan
+    if not algorithm.supervised:
+        losses = algorithm.surprise(output)
+        if kind == "classification":
+            agreement = metrics.masked_rand(output.argmax(1), test.y, test.mask)
+    else:
+        model = getattr(algorithm, "model", None)
+        loss = model.loss_of if model else LOSSES[LOSS_OF[kind]]
+        losses = loss(output, test)
+        if kind == "classification":
+            right = output.argmax(1) == test.y
+    return {
+        "loss": test.mean(losses.double()),
+        "accuracy": test.mean(right.double()),
+        "agreement": agreement.double().mean(),
+        "n": test.size,
+    }
+
+
+def evaluate(
     algorithm: Algorithm,
     fed: Federation,
     state: Any,
@@ -77,7 +75,7 @@ def examine(
     support: str = "train",
     on: Batch | None = None,
 ) -> Scores:
-    """Place whom nobody has placed, hand everyone its model, score it.
+    """Assign unassigned clients to a group, give every client its model, and score it.
 
     Parameters
     ----------
@@ -86,29 +84,29 @@ def examine(
     split
         Data of each client that it is scored on.
     support
-        Data a client shows where it has to be placed; "test" for clients that have nothing else.
+        Data a client uses to be assigned to a group; "test" for clients without training data.
     on
         Score everyone on this common batch instead.
     """
     ids = fed.everyone()
     with fed.aside(support=support):
-        state = placed(algorithm, fed, state, ids)
+        state = place_all(algorithm, fed, state, ids)
         given = [algorithm.deploy(state, ids), *([] if on is None else [on])]
-        stackable = algorithm.personalise.__func__.__task__.stackable  # type: ignore[attr-defined]
-        ask = Score(algorithm, kind, split if on is None else None, stackable)
+        stackable = task_info(algorithm.personalise).stackable
+        own = split if on is None else None
+        ask = Question(score, algorithm, {"kind": kind}, own, stackable)
         try:
             ids, reply = fed.map(ask, *given, to=ids)
         except TaskError as error:
             if "cannot be stacked" not in str(error):
                 raise
-            warnings.warn(f"The exam runs one client after the other: {error}", stacklevel=2)
-            ask = Score(algorithm, kind, split if on is None else None, False)
-            ids, reply = fed.map(ask, *given, to=ids)
+            warnings.warn(f"The evaluation runs one client at a time: {error}", stacklevel=2)
+            ids, reply = fed.map(replace(ask, stackable=False), *given, to=ids)
     return _scores(fed.everyone(), ids, reply)
 
 
 def _scores(asked: Ids, heard: Ids, reply: dict[str, Tensor]) -> Scores:
-    """Scores of all who were asked; of whoever stayed silent as if it had no samples."""
+    """Scores of all clients asked; a client that did not answer counts as one without samples."""
     if len(heard) < len(asked):
         at = torch.isin(asked, heard)
         blank = {name: leaf.new_zeros(len(asked)) for name, leaf in reply.items()}
@@ -119,38 +117,30 @@ def _scores(asked: Ids, heard: Ids, reply: dict[str, Tensor]) -> Scores:
     return Scores(asked, loss, accuracy, reply["n"], agreement)
 
 
-def examine_later(
-    algorithm: Algorithm, fed: Remote, state: Any, kind: str, then: Callable[[Scores], None]
+def evaluate_later(
+    algorithm: Algorithm, fed: Federation, state: Any, kind: str, then: Callable[[Scores], None]
 ) -> None:
-    """Examine with the next messages, which go out anyway; whoever has no place waits."""
+    """Evaluate with the next messages, which go out anyway; unassigned clients are left out."""
     ids = fed.everyone()
     assignment = getattr(state, "assignment", None)
     if assignment is not None:
         ids = ids[assignment[ids] >= 0]
     if len(ids):
-        ask = Score(algorithm, kind, "test", False)
-        fed.ride(ask, algorithm.deploy(state, ids), to=ids, then=lambda *s: then(_scores(ids, *s)))
+        ask = Question(score, algorithm, {"kind": kind}, "test", stackable=False)
+        given = algorithm.deploy(state, ids)
+        fed.ask_later(ask, given, to=ids, then=lambda *said: then(_scores(ids, *said)))
 
 
-class LabelCounts:
-    """How often each class stands in a client's training data, for the description of groups."""
-
-    __name__ = "labels"
-
-    def __init__(self, algorithm: Algorithm, n_classes: int) -> None:
-        self.__self__, self.n_classes = algorithm, n_classes
-        # Labels need no memory, and clients nobody has asked yet have another than the rest.
-        self.__task__ = TaskInfo(algorithm.supervised, "exam")
-        self.described = {"name": "labels", "n_classes": n_classes}
-
-    def __call__(self, client: Client) -> dict[str, Tensor]:
-        classes = torch.arange(self.n_classes)
-        hits = (client.train.y[:, None] == classes) & client.train.mask[:, None]
-        return {"counts": hits.sum(0)}
+@question(phase="evaluation", key="labels")
+def count_labels(algorithm: Algorithm, client: Client, *, n_classes: int) -> dict[str, Tensor]:
+    """Count each class in a client's training data, for the description of groups."""
+    classes = torch.arange(n_classes)
+    hits = (client.train.y[:, None] == classes) & client.train.mask[:, None]
+    return {"counts": hits.sum(0)}
 
 
-def placed(algorithm: Algorithm, fed: Federation, state: Any, ids: Ids) -> Any:
-    """A state in which everyone has a group."""
+def place_all(algorithm: Algorithm, fed: Federation, state: Any, ids: Ids) -> Any:
+    """Give every client that has no group one; the new state."""
     assignment = getattr(state, "assignment", None)
     if assignment is None or not bool((assignment[ids] < 0).any()):
         return state
@@ -188,7 +178,7 @@ class Oracle:
         """Accuracy (or loss, without classes) of each client's model on each true group: [m, g]."""
         columns = []
         for group in self.groups():
-            scores = examine(
+            scores = evaluate(
                 self.algorithm, self.fed, self.state, self.data.task, on=self.pooled(group)
             )
             columns.append(scores.accuracy if self.data.task == "classification" else scores.loss)
@@ -208,7 +198,7 @@ class Oracle:
 
     def cross_matrix(self) -> Tensor:
         """Score of every group's model on each true group: [k, g]; nan for unused models."""
-        found = placed(self.algorithm, self.fed, self.state, self.fed.everyone()).assignment
+        found = place_all(self.algorithm, self.fed, self.state, self.fed.everyone()).assignment
         per_client = self.client_matrix()
         out = torch.full(
             (int(found.max()) + 1, per_client.shape[1]), torch.nan, dtype=torch.float64
@@ -287,20 +277,14 @@ def _rows(leaf: Any, keep: Tensor) -> Any:
     return leaf.flatten(0, 1)[keep]
 
 
-class Labels:
-    """The component of each of a client's training samples, as a task of the examiner."""
-
-    __name__ = "components"
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.__self__ = algorithm
-        self.__task__ = TaskInfo(False, "exam")
-
-    def __call__(self, client: Client, given: Tree, length: Tensor) -> dict[str, Tensor]:
-        algorithm = self.__self__
-        output = algorithm.predict(algorithm.personalise(client, given), client.train.x)
-        found, missing = output.argmax(1), len(length) - len(output)
-        return {"component": torch.cat([found, found.new_full((missing,), -1)])}
+@question(stackable=False, phase="evaluation", key="components")
+def label_samples(
+    algorithm: Algorithm, client: Client, given: Tree, length: Tensor
+) -> dict[str, Tensor]:
+    """Give the component of each of a client's training samples, -1 in the padding."""
+    output = algorithm.predict(algorithm.personalise(client, given), client.train.x)
+    found, missing = output.argmax(1), len(length) - len(output)
+    return {"component": torch.cat([found, found.new_full((missing,), -1)])}
 
 
 def components(
@@ -310,7 +294,8 @@ def components(
     ids, sizes = fed.everyone(), data.sizes("train")
     with fed.aside():
         length = torch.zeros(int(sizes.max()))
-        _, reply = fed.map(Labels(algorithm), algorithm.deploy(state, ids), length, to=ids)
+        ask = Question(label_samples, algorithm)
+        _, reply = fed.map(ask, algorithm.deploy(state, ids), length, to=ids)
     found = [line[:n].numpy() for line, n in zip(reply["component"], sizes.tolist(), strict=True)]
     rows = data.rows["train"]
     truth = [part.numpy() for part in data.y[rows.index].split(sizes.tolist())]

@@ -13,13 +13,13 @@ from torch import Tensor
 from coterie import metrics
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
-from coterie.core.federation import Rows
+from coterie.core.federation import Federation, Rows
+from coterie.core.question import Question
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import Encoder, FederatedData
-from coterie.engines.remote import Remote
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, describe
-from coterie.running.evaluation import LabelCounts, Oracle, Scores, examine, placed
+from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
 
 
@@ -63,7 +63,7 @@ class Result:
 
     algorithm: Algorithm
     data: FederatedData | Card
-    fed: Simulation | Remote
+    fed: Federation
     state: Any
     rounds: list[dict[str, Any]]
     evidence: Evidence
@@ -90,20 +90,20 @@ def finish(
     algorithm: Algorithm,
     data: FederatedData | Card,
     settings: Settings,
-    fed: Simulation | Remote,
+    fed: Federation,
     state: Any,
     lines: list[dict[str, Any]],
     folder: RunFolder | None,
 ) -> Result:
-    """The last exam, the evidence for everyone's place, and the files people keep."""
+    """The last evaluation, the evidence for everyone's place, and the files people keep."""
     if isinstance(data, Card):
         data.names = fed.names
     everyone = fed.everyone()
     with fed.aside(support=settings.support):
-        state = placed(algorithm, fed, grow(state, fed.n_clients), everyone)
+        state = place_all(algorithm, fed, grow(state, fed.n_clients), everyone)
         state, evidence = algorithm.place(fed, state, everyone)
-    scores = examine(algorithm, fed, state, data.task)
-    train = examine(algorithm, fed, state, data.task, split="train")
+    scores = evaluate(algorithm, fed, state, data.task)
+    train = evaluate(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, scores, train)
     description = describe(algorithm, data, settings)
     result = Result(
@@ -120,7 +120,7 @@ def finish(
 def _summary(
     algorithm: Algorithm,
     data: FederatedData | Card,
-    fed: Simulation | Remote,
+    fed: Federation,
     state: Any,
     lines: list[dict[str, Any]],
     scores: Scores,
@@ -197,7 +197,7 @@ def held_out(result: Result) -> dict[str, Any]:
     data, split = result.data, held_split(result.data)
     scores, train = result.scores, result.train
     if split != "test":
-        scores = examine(result.algorithm, result.fed, result.state, data.task, split=split)
+        scores = evaluate(result.algorithm, result.fed, result.state, data.task, split=split)
     name = "loss" if split == "test" else "validation_loss"
     ids, trained = scores.ids.tolist(), dict(zip(train.ids.tolist(), train.n.tolist(), strict=True))
     held = scores.n.tolist()
@@ -248,7 +248,14 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     # Real clients keep the distribution of their labels to themselves.
     if data.task == "classification" and isinstance(data, FederatedData):
         with fed.aside():
-            _, reply = fed.map(LabelCounts(algorithm, data.n_outputs), to=scores.ids)
+            # Labels need no memory, and clients nobody has asked yet have another than the rest.
+            ask = Question(
+                count_labels,
+                algorithm,
+                {"n_classes": data.n_outputs},
+                stackable=algorithm.supervised,
+            )
+            _, reply = fed.map(ask, to=scores.ids)
         counts = reply["counts"].double()
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
     reference = getattr(result.state, "reference", None)

@@ -25,8 +25,8 @@ import torch
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, state_type
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.memory import Memory
 from coterie.core.tree import Tree
-from coterie.engines.store import Memory
 
 FORMAT = 1
 SEGMENTS = 8  # files of client memory before they are written anew as one

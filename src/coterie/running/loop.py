@@ -1,4 +1,4 @@
-"""The loop: the only one. State, step, commit; every so often examine, save, show."""
+"""The loop that every run goes through: step, commit, and now and then evaluate, save, show."""
 
 import shutil
 import signal
@@ -15,13 +15,13 @@ import torch
 from coterie import metrics
 from coterie.core.algorithm import Algorithm, grow, name_of
 from coterie.core.errors import DataError, FederationError
+from coterie.core.federation import Federation
 from coterie.data import FederatedData
 from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
-from coterie.engines.remote import Remote
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, check, describe
-from coterie.running.evaluation import Scores, examine, examine_later
+from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.final import Card, Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
 from coterie.running.progress import Progress, chosen
@@ -72,7 +72,7 @@ def conduct(
     algorithm: Algorithm,
     card: Card,
     settings: Settings,
-    fed: Remote,
+    fed: Federation,
     out: str | Path,
     progress: bool | Progress = False,
 ) -> Result:
@@ -117,7 +117,7 @@ def _attempt(
     restart: int,
     folder: RunFolder | None,
     progress: Progress,
-    fed: Simulation | Remote | None = None,
+    fed: Federation | None = None,
 ) -> Result:
     if isinstance(data, FederatedData):
         if settings.validation:
@@ -125,6 +125,7 @@ def _attempt(
         fed = _federation(algorithm, data, settings, restart, folder)
     assert fed is not None
     lines: list[dict[str, Any]] = []
+    late: dict[str, Any] = {}
     if folder is not None and any(folder.checkpoints.glob("*.json")):
         done, state, traffic, fed.memory = folder.load(algorithm)
         fed.traffic.totals = {tuple(k.split("/")): v for k, v in traffic.items()}
@@ -143,7 +144,7 @@ def _attempt(
         while done < settings.rounds and not algorithm.done(state):
             began = time.perf_counter()
             with _ctrl_c():
-                state, line = _round(algorithm, data, settings, fed, state, done)
+                state, line = _round(algorithm, data, settings, fed, state, done, late)
             done += 1
             lines.append(line)
             _freeze(folder, fed)
@@ -227,7 +228,7 @@ def _federation(
     return fed
 
 
-def _freeze(folder: RunFolder | None, fed: Simulation | Remote) -> None:
+def _freeze(folder: RunFolder | None, fed: Federation) -> None:
     """Write the numeric plan down, so that the run is resumed with it."""
     if folder is None:
         return
@@ -240,11 +241,15 @@ def _round(
     algorithm: Algorithm,
     data: FederatedData | Card,
     settings: Settings,
-    fed: Simulation | Remote,
+    fed: Federation,
     state: Any,
     number: int,
+    late: dict[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
-    """One round: an abandoned one leaves the state as it was and says why."""
+    """One round; an abandoned one leaves the state as it was and says why.
+
+    `late` holds scores of an earlier round that came with this round's messages.
+    """
     fed.begin(number)
     state = before = grow(state, fed.n_clients)
     line: dict[str, Any] = {"round": number + 1}
@@ -255,38 +260,39 @@ def _round(
         fed.rollback()
         info = {"abandoned": str(error)}
     last = number + 1 == settings.rounds or algorithm.done(state)
-    if isinstance(fed, Remote):
-        line |= fed.examined
-        fed.examined = {}
+    line |= late
+    late.clear()
     due = settings.evaluate_every and (number + 1) % settings.evaluate_every == 0
-    if isinstance(fed, Remote) and due and not last:
-        _examine_later(algorithm, fed, state, data.task)
+    if fed.defers and due and not last:
+        _evaluate_later(algorithm, fed, state, data.task, late)
     elif due or last:
-        scores = examine(algorithm, fed, state, data.task, support=settings.support)
-        line |= {"examined": number + 1} if isinstance(fed, Remote) else {}
-        line |= _scored(scores)
+        scores = evaluate(algorithm, fed, state, data.task, support=settings.support)
+        line |= {"evaluated": number + 1} if fed.defers else {}
+        line |= _summarise(scores)
         if held_split(data) == "validation":
-            held = examine(algorithm, fed, state, data.task, split="validation")
+            held = evaluate(algorithm, fed, state, data.task, split="validation")
             line["validation_loss"] = mean(held.loss)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()
-    if isinstance(fed, Remote):
-        line["wire"] = sum(fed.wire_bytes.values())  # by this server process, exams included
+    if fed.wire_bytes:
+        line["wire"] = sum(fed.wire_bytes.values())  # of this server process, with evaluations
     return state, line
 
 
-def _examine_later(algorithm: Algorithm, fed: Remote, state: Any, kind: str) -> None:
-    """Scores of this round's models, in the line of the next round."""
+def _evaluate_later(
+    algorithm: Algorithm, fed: Federation, state: Any, kind: str, late: dict[str, Any]
+) -> None:
+    """Put the scores of this round's models into the line of the next round."""
     number = fed.round + 1
 
     def note(scores: Scores) -> None:
-        fed.examined = {"examined": number, **_scored(scores)}
+        late.update({"evaluated": number, **_summarise(scores)})
 
-    examine_later(algorithm, fed, state, kind, note)
+    evaluate_later(algorithm, fed, state, kind, note)
 
 
-def _scored(scores: Scores) -> dict[str, Any]:
+def _summarise(scores: Scores) -> dict[str, Any]:
     out: dict[str, Any] = {"loss": mean(scores.loss)}
     if len(accuracy := some(scores.accuracy)):
         out["accuracy"] = float(accuracy.mean())
@@ -326,9 +332,8 @@ def _shown(value: Any) -> bool:
     return isinstance(value, str | int | float | bool)
 
 
-def _save(folder: RunFolder | None, done: int, state: Any, fed: Simulation | Remote) -> None:
+def _save(folder: RunFolder | None, done: int, state: Any, fed: Federation) -> None:
     if folder is not None:
         traffic = {"/".join(key): amount for key, amount in fed.traffic.totals.items()}
         folder.save(done, state, traffic, fed.memory)
-        if isinstance(fed, Remote):
-            fed.saved()
+        fed.note_saved()

@@ -36,7 +36,7 @@ from coterie.core.algorithm import find
 from coterie.core.client import Batch
 from coterie.data import FederatedData, from_arrays
 from coterie.engines import Simulation
-from coterie.running.evaluation import examine
+from coterie.running.evaluation import evaluate
 from coterie_lab.studies.common import (
     LOCAL,
     PARTITIONS,
@@ -199,7 +199,7 @@ def erosion(
                 used.append(len(state.assignment.unique()))
                 stable.append(bool(info.get("stable", True)))
                 if number in (1, 2, 3, 5) or number % 5 == 0:
-                    scores = examine(algorithm, fed, state, data.task)
+                    scores = evaluate(algorithm, fed, state, data.task)
                     accuracy.append([number, 100 * float(scores.accuracy.mean())])
             found = {"ari": curve, "groups": used, "accuracy": accuracy}
             store.put(
@@ -294,7 +294,7 @@ def accuracy(seeds: range, store: Store) -> None:
             fed = Simulation(data, seed=seed)
             algorithm = CLoVE(small_net(data), LOCAL, n_groups=PARTITIONS[part][3])
             *_, (state, _) = run(algorithm, fed, 20)
-            right = 100 * float(examine(algorithm, fed, state, data.task).accuracy.mean())
+            right = 100 * float(evaluate(algorithm, fed, state, data.task).accuracy.mean())
             agreement = ari(state.assignment, data.truth)
             store.put(f"accuracy/{part}/{seed}", {"accuracy": right, "ari": agreement})
     lines = []

@@ -20,7 +20,7 @@ from coterie.algorithms import CLoVE, FedAvg, LocalOnly
 from coterie.core.algorithm import Algorithm
 from coterie.data import FederatedData
 from coterie.engines import Simulation
-from coterie.running.evaluation import examine
+from coterie.running.evaluation import evaluate
 from coterie.running.verdict import judge
 from coterie_lab.studies.common import (
     LOCAL,
@@ -45,10 +45,10 @@ def arm(algorithm: Algorithm, data: FederatedData, seed: int, rounds: int) -> di
     fed, out, by_round = Simulation(data, seed=seed), {}, []
     for number, (state, _) in enumerate(run(algorithm, fed, rounds), start=1):
         if any(mark - 5 <= number <= mark for mark in MARKS):
-            held = examine(algorithm, fed, state, data.task, split="validation").loss
+            held = evaluate(algorithm, fed, state, data.task, split="validation").loss
             by_round.append([number, float(held.mean())])
             if number in MARKS:
-                tested = examine(algorithm, fed, state, data.task).accuracy
+                tested = evaluate(algorithm, fed, state, data.task).accuracy
                 out[str(number)] = {
                     "clients": list(data.names),
                     "loss": held.tolist(),

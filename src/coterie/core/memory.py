@@ -1,4 +1,4 @@
-"""What clients remember, in a simulation: tentative until the round is accepted."""
+"""What clients remember: tentative until the round is accepted."""
 
 import torch
 from torch import Tensor

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from coterie.core.errors import TaskError
-from coterie.engines.store import Memory
+from coterie.core.memory import Memory
 
 
 def one(value):
