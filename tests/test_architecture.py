@@ -20,7 +20,7 @@ ARROWS = {
     "algorithms": {"core", "clustering", "models"},
     "engines": {"core"},
     "data": {"core"},
-    "running": {"core", "metrics", "algorithms", "models", "data", "engines"},
+    "running": {"core", "metrics", "clustering", "algorithms", "models", "data", "engines"},
     "report": {"core", "running"},
     "deploy": {"core", "data", "engines", "running"},
     "checks": {"core", "models", "data", "engines", "running", "algorithms"},

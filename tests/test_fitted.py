@@ -370,7 +370,7 @@ def test_a_method_that_must_be_told_the_number_is_told_by_a_survey():
     assert fit.algorithm.n_groups == 3
     assert fit.algorithm.first == "survey"
     assert fit.summary["ari"] == 1
-    assert "n_groups=3, by a survey before training" in fit.notes[-1]
+    assert "n_groups=3, found by a survey before training" in fit.notes[-1]
 
 
 def test_a_run_that_chooses_the_number_keeps_the_evidence(tmp_path):

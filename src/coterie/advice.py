@@ -1,8 +1,7 @@
 """Advice before training: one model, groups, or client by client.
 
-It rests on a survey (`algorithms/survey.py`): every client evaluates a few networks that are drawn
-from a seed and never trained, and sends its losses class by class. One exchange, no model sent,
-nothing trained.
+It depends on a survey (`running/survey.py`): every client evaluates a few networks that are drawn
+from a seed and never trained, and reports its losses class by class.
 """
 
 import json
@@ -11,24 +10,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.algorithms import seeded
-from coterie.algorithms.survey import Survey
 from coterie.clustering import lenses
-from coterie.clustering.lenses import Block, Look
-from coterie.core.errors import DataError
 from coterie.core.model import Model
-from coterie.core.training import LocalSGD
 from coterie.data import FederatedData
-from coterie.engines.simulation import Simulation
 from coterie.report import evidence
 from coterie.report.table import Table
 from coterie.report.words import listed
-from coterie.running.build import as_model, check, make_model, suggested
+from coterie.running.build import build_model, check_model
 from coterie.running.folder import no_nan
 from coterie.running.progress import megabytes
+from coterie.running.survey import Findings, survey_clients
 
 FEW = 8
 """Clients below which a number of groups is a guess."""
@@ -57,6 +51,11 @@ class Advice:
     kind: lenses.Kind
     assignment: dict[str, int]
     evidence: dict[str, Any]
+
+    @property
+    def start(self) -> dict[str, int]:
+        """Initial groups for `fit(data, ..., start=advice)`, even where no number fits well."""
+        return Findings(self.n_groups, self.kind, self.assignment, self.evidence).proposal[1]
 
     @property
     def curves(self) -> Table:
@@ -91,13 +90,19 @@ def advise(
 
     Parameters
     ----------
+    data
+        Made by `from_folder`, `from_table`, `from_arrays`, ...
     model
-        The network you mean to train, as in `fit`; its seeded draws are the probes. Nothing: chosen
-        from the kind of data.
+        The network you want to train, as in `fit`. Random draws of it are what clients evaluate.
+        None: chosen from the kind of data.
     max_groups
         The largest number of groups considered.
-    networks, threshold
-        As in `Survey`.
+    networks
+        Number of random networks that every client evaluates.
+    threshold
+        Noise ratio up to which clients count as alike.
+    seed
+        Seed of the networks.
 
     Examples
     --------
@@ -106,81 +111,18 @@ def advise(
     >>> advice.kind, advice.n_groups
     ('meaning', 2)
     """
-    if len(data) < 2:
-        raise DataError(f"advise: there must be at least two clients to compare. Got {len(data)}.")
-    name = suggested(data) if model is None else model
-    if isinstance(name, nn.Module | Model):
-        net = as_model(name, data.task)
-    else:
-        net = make_model({"name": name} if isinstance(name, str) else name, data)
-    local = LocalSGD(batch_size=32)  # never used: nothing is trained
-    method = Survey(
-        net, local, max_groups=max_groups, networks=max(networks, 1), threshold=threshold
-    )
-    check(method, data)
-    fed = Simulation(data, seed)
-    fed.begin(-1)
-    ids, block = seeded.ask(method, fed, fed.everyone(), fed.key("survey"), method.networks)
-    if block is None:
-        raise DataError("advise: no client has losses that are numbers. Look for nan in the data.")
-    seen = lenses.look(seeded.views(block, net), max_groups, threshold)
-    names = [data.names[i] for i in ids.tolist()]
-    stray = seen.loose and seen.k != 1  # no number fits: everybody stands alone
-    label = torch.arange(len(ids)) if stray else seen.labels
-    found = {
-        "curves": [curve._asdict() for curve in _curves(seen)],
-        "loose": seen.loose,
-        "proposal": seen.k if stray else None,
-        "proposed_assignment": dict(zip(names, seen.labels.tolist(), strict=True)) if stray else {},
-        "label_overlap": _overlap(block, seen.labels) if seen.kind == "labels" else None,
-        "networks": method.networks,
-        "model": net.title,
-        "threshold": threshold,
-        "max_groups": max_groups,
-        "clients": len(ids),
-        "set_aside": sorted(set(data.names) - set(names)),
-        "samples": _range(data.sizes("train")[ids]),
-        "classes": block.counts.shape[1] if isinstance(block, Block) else None,
-        "bytes_down": _per_client(fed, "down"),
-        "bytes_up": _per_client(fed, "up"),
-    }
+    network = build_model(model, data)
+    check_model(network, data)
     return Advice(
-        None if stray else seen.k,
-        seen.kind,
-        dict(zip(names, label.tolist(), strict=True)),
-        no_nan(found),
+        *survey_clients(
+            data,
+            network,
+            max_groups=max_groups,
+            networks=networks,
+            threshold=threshold,
+            seed=seed,
+        )
     )
-
-
-def _curves(seen: Look) -> list[Any]:
-    width = max(len(choice.ratio) for choice in seen.choices.values())
-    return lenses.evidence(lenses.curves(seen, width), seen.kind, seen.lens)
-
-
-def _overlap(block: seeded.Answers, labels: Tensor) -> float | None:
-    """Mean over pairs of groups of what their label shares have in common: 0 nothing, 1 all."""
-    if not isinstance(block, Block):
-        return None
-    counts = torch.zeros(int(labels.max()) + 1, block.counts.shape[1], dtype=torch.float64)
-    counts.index_add_(0, labels, block.counts)
-    share = counts / counts.sum(1, keepdim=True)
-    common = torch.minimum(share[:, None], share[None]).sum(2)  # [k, k]
-    pairs = common[torch.triu(torch.ones_like(common), 1) > 0]
-    return float(pairs.mean())
-
-
-def _range(sizes: Tensor) -> dict[str, int]:
-    ordered = sizes.sort().values
-    return {
-        "least": int(ordered[0]),
-        "median": int(ordered[len(ordered) // 2]),
-        "most": int(ordered[-1]),
-    }
-
-
-def _per_client(fed: Simulation, direction: str) -> int:
-    total = sum(int(n.sum()) for (_, way), n in fed.traffic.totals.items() if way == direction)
-    return total // max(fed.n_clients, 1)
 
 
 # words

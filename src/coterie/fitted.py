@@ -5,17 +5,16 @@ what was loaded elsewhere are the same thing.
 """
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.advice import advise
+from coterie.advice import Advice
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, find, grow, name_of, state_type
 from coterie.core.client import Batch, Client
@@ -24,17 +23,18 @@ from coterie.core.federation import Each, Rows
 from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
-from coterie.data import Encoder, FederatedData, from_arrays
+from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.images import read_client
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.words import found
-from coterie.running.build import Run, as_model, build, build_algorithm, suggested
+from coterie.running.build import Run, as_model, build, build_algorithm
 from coterie.running.final import Result, as_csv
 from coterie.running.folder import RunFolder, no_nan, to_json
-from coterie.running.loop import resume, run
+from coterie.running.loop import begin, resume, run
 from coterie.running.progress import Progress, chosen
+from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
 from coterie.running.verdict import ARMS, judge
 
 GAINS = {"local_only": "gain over alone", "fedavg": "gain over one model"}
@@ -80,8 +80,8 @@ class Fitted:
         memory = self.files.get("memory.safetensors")
         kept = {} if memory is None else wire.load(memory)
         self.memory = {int(client): tree for client, tree in kept.items()}
-        self.card = json.loads(self.files["data.json"])
-        self.encoder = Encoder.from_dict(self.card["encoder"])
+        self.card = DataCard.from_dict(json.loads(self.files["data.json"]))
+        self.encoder = self.card.encoder
         self.rows = json.loads(self.files["clients.json"])["clients"]
         self.cards = json.loads(self.files["groups.json"])["groups"]
 
@@ -96,7 +96,7 @@ class Fitted:
     @property
     def names(self) -> list[str]:
         """The clients."""
-        return list(self.card["names"])
+        return list(self.card.names)
 
     @property
     def n_groups(self) -> int:
@@ -131,7 +131,7 @@ class Fitted:
     @property
     def notes(self) -> list[str]:
         """What was decided on the way: rules for columns, the model."""
-        return list(self.card["notes"])
+        return list(self.card.notes)
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote: {note}" for note in self.notes)
@@ -174,9 +174,9 @@ class Fitted:
             return np.asarray(output)
         if not self.algorithm.supervised:
             return np.asarray(output.argmax(1))
-        if self.card["task"] == "classification":
+        if self.card.task == "classification":
             names = np.asarray(self.encoder.decode(output.argmax(1)))
-            whole = all(str(name).lstrip("-").isdigit() for name in self.card["classes"] or [])
+            whole = all(str(name).lstrip("-").isdigit() for name in self.card.classes or [])
             return names.astype(np.int64) if whole else names
         output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
         return np.asarray(self.encoder.decode(output))
@@ -200,7 +200,7 @@ class Fitted:
 
     def _as_client(self, x: Any, y: Any) -> FederatedData:
         """New data as a federation of one; labels stand in a table's own column if not given."""
-        task = self.card["task"]
+        task = self.card.task
         options: dict[str, Any] = {"test_fraction": 0.0, "names": ["newcomer"]}
         x = self._rows(x)
         inputs = self._inputs(x)
@@ -209,19 +209,19 @@ class Fitted:
         if y is None and isinstance(x, np.ndarray | Tensor | list):
             raise DataError("place: labels are needed to tell which group fits. Pass y.")
         labels = self.encoder.labels(x if y is None else y)
-        options |= {"task": task, "n_outputs": self.card["n_outputs"]}
+        options |= {"task": task, "n_outputs": self.card.n_outputs}
         return from_arrays([inputs], [labels], **options)
 
     def _rows(self, x: Any) -> Any:
         """A folder of images (class/image.png) as rows; all else as it is."""
         if isinstance(x, str | Path) and Path(x).is_dir():
-            height, width = self.card["sample_shape"][-2:]
+            height, width = self.card.sample_shape[-2:]
             return read_client(Path(x), (height, width))
         return x
 
     def _inputs(self, x: Any) -> Any:
         """Inputs as the models saw them: new rows go through the rules the data went through."""
-        if isinstance(self.card["sample_shape"], dict):
+        if isinstance(self.card.sample_shape, dict):
             return {name: torch.as_tensor(value) for name, value in x.items()}
         return self.encoder.encode(self._rows(x))
 
@@ -268,12 +268,13 @@ class _Newcomer:
 
 def fit(
     data: FederatedData,
-    algorithm: str | Algorithm = "clove",
+    algorithm: str | Algorithm = DEFAULT_METHOD,
     *,
-    model: str | dict[str, Any] | nn.Module | Model | None = None,
+    model: Network = None,
     n_groups: int | str | None = "auto",
     local: dict[str, Any] | None = None,
-    rounds: int = 30,
+    start: Advice | dict[str, int] | str | Path | None = None,
+    rounds: int = ROUNDS,
     seed: int = 0,
     out: str | Path | None = None,
     compare: bool = True,
@@ -291,36 +292,53 @@ def fit(
         Name of a method, or an instance.
     model
         Name of a network ("linear", "mlp", "cnn"), a dict of name and options, an `nn.Module`, or
-        nothing: chosen from the kind of data.
+        None: chosen from the kind of data.
     n_groups
-        Number of groups, or "auto": found, up to 10, by the method, which begins with a survey; or,
-        where the method must be told it, by `advise`.
+        Number of groups. "auto": up to 10, found by the method, or by a survey before training if
+        the method needs to be told the number.
     local
-        Options of local training; default Adam with 0.01, batches of 32, one pass per round.
+        Options of local training that differ from the default: Adam, learning rate 0.01, batches
+        of 32, one pass over the data per round.
+    start
+        Initial groups: the result of `advise`, a dict of client name and group, or a CSV file with
+        the columns client and group. Clients that are not listed are assigned by the method.
+    rounds
+        Number of communication rounds.
+    seed
+        Seed of everything random except the data.
     out
-        Run folder to write; it must not exist.
+        Run folder to write; it must not exist. None: nothing is written.
     compare
-        Also train every client alone and one model for all, to say what grouping gains.
-    settings, options
-        Further options of the run (`Settings`) and of the method.
+        Also train every client alone and one model for all, to measure what grouping gains.
+    progress
+        Whether to show the rounds as they pass.
+    settings
+        Further options of the run, see `Settings`.
+    options
+        Further options of the method.
     """
-    if model is None and isinstance(algorithm, str) and _has_model(algorithm):
-        data = with_note(data, f"Model '{suggested(data)}', chosen from the kind of data.")
-    if isinstance(algorithm, str) and "n_groups" not in options:
-        data, survey = counted(data, algorithm, n_groups, model, seed)
-        n_groups, options = None if survey else n_groups, {**survey, **options}
-    tables, given = _tables(data, algorithm, model, n_groups, local, options)
-    tables["run"] = {"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})}
-    ready = build(tables, data=data, **given)
-    if isinstance(algorithm, Algorithm):
-        ready = replace(ready, algorithm=algorithm)
-    return fit_run(ready, out, progress)
+    if not isinstance(data, FederatedData):
+        raise TypeError(
+            f"fit: data must be a FederatedData. Got {type(data).__name__}. Make one with "
+            "coterie.from_table, from_folder or from_arrays."
+        )
+    request = Request(
+        data,
+        algorithm,
+        model=model,
+        n_groups=n_groups,
+        local=local or {},
+        start=start.start if isinstance(start, Advice) else start,
+        options=options,
+        settings={"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})},
+    )
+    return fit_run(resolve(request), out, progress)
 
 
 def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Fitted:
     """Run what a run file describes, and the runs it is compared with; keep the result."""
     show = chosen(progress)
-    result = run(ready.algorithm, ready.data, ready.settings, out, show)
+    result = begin(ready, out, show)
     return kept(result, baselines(ready, out, show))
 
 
@@ -336,7 +354,7 @@ def baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[st
     parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
         return {}
-    results, settings = {}, replace(ready.settings, compare=False)
+    results, settings = {}, replace(ready.settings, compare=False, start=None)
     for name in GAINS:
         other, folder = find(name)(**parts), None if out is None else Path(out) / "baselines" / name
         if folder is not None and (folder / "run.json").exists():
@@ -397,79 +415,7 @@ def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
     folder = RunFolder(path)
     description = folder.description()
     files = folder.final_files()
-    card = SimpleNamespace(**json.loads(files["data.json"]))
-    if isinstance(card.sample_shape, list):
-        card.sample_shape = torch.Size(card.sample_shape)
+    card = DataCard.from_dict(json.loads(files["data.json"]))
     given = {"model": as_model(model, card.task)} if model is not None else {}
     algorithm = build_algorithm(description, card, **given)
     return Fitted(algorithm, files, description, folder.summary(), folder.lines())
-
-
-def _tables(
-    data: FederatedData,
-    algorithm: str | Algorithm,
-    model: Any,
-    n_groups: int | str | None,
-    local: dict[str, Any] | None,
-    options: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was asked as the tables of a run file, and the objects a file cannot name."""
-    name = name_of(algorithm) if isinstance(algorithm, Algorithm) else algorithm
-    known = {field.name for field in fields(find(name))}
-    table: dict[str, Any] = {"name": name, **options}
-    if isinstance(algorithm, Algorithm):
-        table = {"name": "fedavg"}  # only the settings are built
-    elif "max_groups" not in options:
-        table = {**default_groups(name, known, n_groups, len(data)), **table}
-    given, network = {}, {"name": suggested(data)} if model is None else model
-    if isinstance(model, nn.Module | Model):
-        given, network = {"model": as_model(model, data.task)}, {}
-    elif isinstance(model, str):
-        network = {"name": model}
-    steps = default_local() if local is None else local
-    parts = {"model": network, "local": steps}
-    if not isinstance(algorithm, Algorithm):  # a method without a network has no table for it
-        parts = {part: value for part, value in parts.items() if part in known}
-    return {"algorithm": table, **parts, "data": {}}, given
-
-
-def _has_model(name: str) -> bool:
-    return any(field.name == "model" for field in fields(find(name)))
-
-
-def default_local() -> dict[str, Any]:
-    """Local training that suits small tables and images alike."""
-    return {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32}
-
-
-def default_groups(
-    name: str, known: set[str], n_groups: int | str | None, n_clients: int
-) -> dict[str, Any]:
-    """The options that say how many groups: a number, or a bound for methods that find it."""
-    if "n_groups" not in known or n_groups is None:
-        return {}
-    if n_groups != "auto":
-        return {"n_groups": n_groups}
-    if "max_groups" not in known:
-        raise ConfigError(f"{name}: n_groups must be a number, because {name} cannot find it.")
-    first = {"first": "survey"} if "first" in known else {}  # the right groups from the start
-    return {"max_groups": max(2, min(10, n_clients - 1)), **first}
-
-
-def counted(
-    data: FederatedData, name: str, n_groups: int | str | None, model: Any = None, seed: int = 0
-) -> tuple[FederatedData, dict[str, Any]]:
-    """The number of groups of a method that cannot find it, by a survey; with a note of it."""
-    known = {field.name for field in fields(find(name))}
-    if n_groups != "auto" or "n_groups" not in known or "max_groups" in known:
-        return data, {}
-    advice = advise(data, model=model, seed=seed)
-    k = advice.n_groups or int(advice.evidence["proposal"])
-    note = f"n_groups={k}, by a survey before training ({advice.kind}); see coterie advise."
-    first = {"first": "survey"} if "first" in known else {}
-    return with_note(data, note), {"n_groups": k, **first}
-
-
-def with_note(data: FederatedData, note: str) -> FederatedData:
-    """The same data, with one more thing said of them."""
-    return replace(data, notes=(*data.notes, note))

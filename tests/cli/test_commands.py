@@ -212,7 +212,7 @@ def test_one_file_with_a_client_column(call, tmp_path):
     assert [row["client"] for row in json.loads(out)["clients"]] == ["s0", "s1", "s2", "s3"]
     code, _, err = call("run", *words)
     assert code == 2
-    assert "say which column names the client, --client COLUMN" in err
+    assert "says which client a row belongs to: --client COLUMN" in err
 
 
 def test_resume_goes_on_and_show_says_so_before(call, tmp_path):

@@ -16,12 +16,12 @@ import torch
 
 from coterie.core.errors import DataError
 from coterie.data import from_folder
+from coterie.data.card import DataCard
 from coterie.data.clients import client_file, one_client
 from coterie.deploy.app import write_app
 from coterie.deploy.personal import Personal, pull
 from coterie.deploy.worker import Journal
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, ask_worker
-from coterie.running.final import card
 from small_runs import described
 
 HELLO = Envelope({"protocol": PROTOCOL + 1, "run": "0a", "setup": "", "calls": []}, {"b": b"bytes"})
@@ -106,7 +106,10 @@ def test_a_client_reads_its_own_rows_as_the_pilot_did(tmp_path):
     for number, name in enumerate(whole.names):
         for path in (folder, folder / f"{name}.csv"):
             own = one_client(
-                client_file(path, name), name, card(whole), {"split": "stratified", "seed": 3}
+                client_file(path, name),
+                name,
+                DataCard.of(whole),
+                {"split": "stratified", "seed": 3},
             )
             for split in ("train", "test"):
                 one, other = (

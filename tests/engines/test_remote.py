@@ -10,9 +10,9 @@ import torch
 from coterie.core import wire
 from coterie.core.algorithm import grow
 from coterie.core.errors import FederationError
+from coterie.data.card import DataCard
 from coterie.engines import Remote, Simulation
 from coterie.running.build import build
-from coterie.running.final import card
 from links import LocalLink, workers
 from small_runs import described
 
@@ -38,7 +38,7 @@ def plain(method, changes, participation=1.0):
 
 def remote(tables, folder, **options):
     ready = build(tables)
-    setup = {"description": tables, "card": {**card(ready.data), "truth": None}}
+    setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
     link = LocalLink(workers(folder, list(ready.data.names)))
     options = {"deadline": 0.2, "poll": 0.01, **options}
     fed = Remote(link, setup, "0a", participation=ready.settings.participation, **options)
@@ -226,7 +226,7 @@ def test_a_reply_of_another_shape_is_left_out_with_a_warning(tmp_path):
 def test_a_client_that_joins_late_gets_a_number_and_takes_part(tmp_path):
     tables = plain("ifca", {})
     ready = build(tables)
-    setup = {"description": tables, "card": {**card(ready.data), "truth": None}}
+    setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
     link = LocalLink(workers(tmp_path, list(ready.data.names)))
     link.away = {102, 107}
     told = []
@@ -258,7 +258,7 @@ def test_a_node_that_returns_under_another_number_is_known_by_its_name(tmp_path)
 def test_a_node_must_have_the_name_its_key_is_registered_for(tmp_path):
     tables = plain("fedavg", {})
     ready = build(tables)
-    setup = {"description": tables, "card": {**card(ready.data), "truth": None}}
+    setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
     link = LocalLink(workers(tmp_path, list(ready.data.names)))
     link.registered = {100: "client-0", 101: "client-7"}
     fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01)
@@ -295,7 +295,7 @@ def test_the_exam_rides_on_the_next_message_and_leaves_no_trace(tmp_path):
 def test_a_run_may_not_name_code_the_node_did_not_allow(tmp_path):
     tables = plain("fedavg", {"model": {"import": "os:system"}})
     ready = build(plain("fedavg", {}))
-    setup = {"description": tables, "card": {**card(ready.data), "truth": None}}
+    setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
     link = LocalLink(workers(tmp_path, ["client-0"]))
     fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01)
     with pytest.warns(UserWarning, match="names code of 'os'"), pytest.raises(FederationError):

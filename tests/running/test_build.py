@@ -9,7 +9,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.model import Model
 from coterie.data import from_arrays
 from coterie.data.synthetic import blobs
-from coterie.running.build import Settings, build, check, describe, read
+from coterie.running.build import Run, Settings, build, check, describe, read
 from small_runs import described, ready, toml
 
 
@@ -101,7 +101,9 @@ def test_given_objects_must_be_given_again_and_be_the_same():
     one = build(tables, data=data, model=model)
     kept = json.loads(json.dumps(describe(one.algorithm, one.data, one.settings)))
     assert build(kept, data=data, model=model).data is data
-    with pytest.raises(ConfigError, match=r"data cannot be named in a file. Pass it: data="):
+    with pytest.raises(
+        ConfigError, match=r"came from memory, and a file cannot name them\. Pass them: data="
+    ):
         build(kept, model=model)
     with pytest.raises(
         ConfigError, match=r"model Linear cannot be named in a file. Pass it: model="
@@ -131,7 +133,7 @@ def test_a_model_that_does_not_fit_the_data_is_refused_before_any_work(network, 
     one = ready("clove")
     wrong = CLoVE(Model(network, loss), one.algorithm.local, n_groups=2)
     with pytest.raises(ConfigError, match=sentence) as error:
-        check(wrong, blobs(n_groups=2, clients_per_group=2))
+        check(Run(wrong, blobs(n_groups=2, clients_per_group=2), Settings()))
     assert "\n" not in str(error.value)
 
 

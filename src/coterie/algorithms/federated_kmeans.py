@@ -42,8 +42,6 @@ class FederatedKMeans(Algorithm):
     server
         Next centres: weighted "k-means" of all local means, or the weighted "mean" of each
         centre's.
-    starts
-        Starts of k-means on the server.
     """
 
     title: ClassVar[str] = "Federated k-means"
@@ -53,10 +51,9 @@ class FederatedKMeans(Algorithm):
     n_clusters: Annotated[int, Ge(1)]
     rounds: Annotated[int, Ge(0)] = 10
     server: Literal["k-means", "mean"] = "k-means"
-    starts: Annotated[int, Ge(1)] = 10
 
     def init(self, fed: Federation) -> State:
-        start = shared.first_centres(self, fed, self.first, self.n_clusters, self.starts)
+        start = shared.first_centres(self, fed, self.first, self.n_clusters)
         return State(start, torch.tensor(0))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
@@ -67,7 +64,7 @@ class FederatedKMeans(Algorithm):
         else:
             asked = fed.map(self.divide, state.centres, to=fed.cohort())
             reply = shared.finite(self, *asked)[1]
-            found = shared.clustered(fed, reply, self.n_clusters, self.starts)
+            found = shared.clustered(fed, reply, self.n_clusters)
         moved = float((found - state.centres).norm(dim=1).max())
         return State(found, state.turn + 1), {"components": self.n_clusters, "moved": moved}
 

@@ -46,12 +46,12 @@ def advise(
 
       coterie advise sites/ --label outcome --json
     """
-    from coterie.advice import advise as advised
-    from coterie.cli.sources import table as described
+    from coterie.advice import advise as advise_on
+    from coterie.cli.sources import name_data
     from coterie.running.build import make_data
 
-    data = make_data(described(folder, label, client))
-    advice = advised(
+    data = make_data(name_data(folder, label, client))
+    advice = advise_on(
         data,
         model=model,
         max_groups=max_groups,

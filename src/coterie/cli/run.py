@@ -19,8 +19,16 @@ def run(
     client: Annotated[
         str | None, typer.Option(help="Column that names the client, if --data is one file.")
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="Method, with --data.")] = "clove",
-    groups: Annotated[str, typer.Option(help="Number of groups, or 'auto', with --data.")] = "auto",
+    algorithm: Annotated[
+        str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
+    ] = None,
+    groups: Annotated[
+        str, typer.Option(help="Number of groups for --data, or 'auto': found from the data.")
+    ] = "auto",
+    start: Annotated[
+        Path | None,
+        typer.Option(help="CSV file with the columns client and group: the groups to begin with."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change an option: algorithm.n_groups=3, run.rounds=50."),
@@ -53,30 +61,35 @@ def run(
         quickstart(out, as_json=json, changes=parse_sets(set_ or []))
         return
     import json as json_
-    from dataclasses import replace
 
-    from coterie import fitted
+    from coterie.fitted import fit_run
     from coterie.running.build import build, read
+    from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
 
-    if file is not None:
-        description = read(Path(file))
-        description.pop("plan", None)
-        description = {k: v for k, v in description.items() if isinstance(v, dict)}
-    else:
-        from coterie.cli.sources import described
-
-        description = described(data, label, client, algorithm, groups)
     changes = parse_sets(set_ or [])
-    for table, options in changes.items():
-        description.setdefault(table, {}).update(options)
-    description.setdefault("run", {}).setdefault("compare", compare)
-    ready = build(description)
-    if data is not None and "model" not in changes:
-        chosen = f"Model '{description['model']['name']}', chosen from the kind of data."
-        ready = replace(ready, data=fitted.with_note(ready.data, chosen))
+    if file is not None:
+        if start is not None:
+            changes.setdefault("run", {})["start"] = str(start)
+        description = {k: v for k, v in read(Path(file)).items() if isinstance(v, dict)}
+        description.pop("plan", None)
+        for table, options in changes.items():
+            description.setdefault(table, {}).update(options)
+        description.setdefault("run", {}).setdefault("compare", compare)
+        ready = build(description)
+    else:
+        from coterie.cli.sources import name_data
+
+        request = Request(
+            name_data(data, label, client),
+            algorithm or DEFAULT_METHOD,
+            n_groups=groups,
+            start=start,
+            settings={"compare": compare},
+        )
+        ready = resolve(change(request, changes))
     for note in ready.data.notes if not json else ():
         print(f"note: {note}")
-    fit = fitted.fit_run(ready, out, progress=not json)
+    fit = fit_run(ready, out, progress=not json)
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return

@@ -70,6 +70,7 @@ class Algorithm(ABC):
     title: ClassVar[str] = ""
     bar: ClassVar[float] = 0.9  # accuracy that `example()` must reach in the contract
     supervised: ClassVar[bool] = True  # False: no labels; scored by `surprise` and agreement
+    starts: ClassVar[bool] = False  # True: begins with the groups in `fed.start`, if any are given
     summaries: ClassVar[bool] = False  # True: State holds a summary of each client, to cluster them
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from coterie.data import partitions
 from coterie.data.arrays import from_arrays
+from coterie.data.card import DataCard
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData, Rows
 from coterie.data.mixture import mixture_sensitivity, mixture_tight
@@ -18,6 +19,7 @@ from coterie.data.synthetic import (
 __all__ = [
     "PROBLEMS",
     "READERS",
+    "DataCard",
     "Encoder",
     "FederatedData",
     "Rows",

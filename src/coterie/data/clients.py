@@ -10,7 +10,7 @@ import torch
 from coterie.core.config import construct
 from coterie.core.errors import DataError
 from coterie.data.assemble import Reading
-from coterie.data.encoder import Encoder
+from coterie.data.card import DataCard
 from coterie.data.federated import SPLITS, FederatedData, Rows
 from coterie.data.images import read_client
 from coterie.data.readers import as_table
@@ -39,7 +39,7 @@ def client_file(path: Path, name: str, sample_shape: Any = None) -> Table:
 
 
 def one_client(
-    value: Any, name: str, card: Mapping[str, Any], options: Mapping[str, Any] | None = None
+    value: Any, name: str, card: DataCard, options: Mapping[str, Any] | None = None
 ) -> FederatedData:
     """A federation of one from a client's own rows.
 
@@ -48,12 +48,12 @@ def one_client(
     value
         A table, arrays (x, y) or (x_train, y_train, x_test, y_test), or the path of a file.
     card
-        What all clients share: task, classes and the encoder, as plain data (`final/data.json`).
+        What all clients share: task, classes and the encoder.
     options
         How rows are split; names that `Reading` does not know are passed over.
 
-    >>> card = {"task": "classification", "n_outputs": 2, "classes": ["no", "yes"],
-    ...     "encoder": Encoder(task="classification", classes=("no", "yes"), shape=(1,)).to_dict()}
+    >>> from coterie.data import from_arrays
+    >>> card = DataCard.of(from_arrays([[[1.0], [2.0]]], [["no", "yes"]]))
     >>> one_client(([[1.0], [2.0], [3.0]], ["yes", "no", "no"]), "ann", card)
     FederatedData(1 clients, 2 train + 1 test samples, classification, x [1], 2 outputs)
     """
@@ -63,13 +63,12 @@ def one_client(
         Reading, {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
     )
     table = value if isinstance(value, Table) else as_table(value, f"client '{name}'")
-    encoder = Encoder.from_dict(card["encoder"])
-    x = encoder.encode(table)
-    if card["task"] == "reconstruction":
+    x = card.encoder.encode(table)
+    if card.task == "reconstruction":
         y = torch.zeros(len(x), dtype=torch.uint8)
     else:
-        y = encoder.labels(table)
-    labels = [y.numpy()] if card["task"] == "classification" else None
+        y = card.encoder.labels(table)
+    labels = [y.numpy()] if card.task == "classification" else None
     parts = divide(
         [table],
         [name],
@@ -81,14 +80,13 @@ def one_client(
         time=reading.time,
     )
     rows = {split: Rows.of([torch.as_tensor(p[0])]) for split, p in zip(SPLITS, parts, strict=True)}
-    classes = card["classes"]
     return FederatedData(
         x,
         y,
         rows,
         names=(name,),
-        task=card["task"],
-        n_outputs=card["n_outputs"],
-        classes=None if classes is None else tuple(classes),
-        encoder=encoder,
+        task=card.task,
+        n_outputs=card.n_outputs,
+        classes=card.classes,
+        encoder=card.encoder,
     )

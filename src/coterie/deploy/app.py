@@ -1,12 +1,13 @@
 """A Flower app from a run file: what `coterie deploy init` writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import ConfigError
+from coterie.data.card import DataCard
 from coterie.running.build import Description, build
-from coterie.running.final import card
 from coterie.running.folder import to_json
 
 SERVER = '''"""The server's side: runs the method of run.json on whoever is connected."""
@@ -85,7 +86,7 @@ def write_app(
         raise ConfigError(f"{folder} is not empty. Choose another folder.")
     ready = build(description)
     clients = len(ready.data) if clients is None else clients
-    plain = {**card(ready.data), "truth": None, "names": []}
+    card = replace(DataCard.of(ready.data), truth=None, names=())
     description = {key: value for key, value in description.items() if isinstance(value, dict)}
     description.pop("plan", None)
     settings = description.setdefault("run", {})
@@ -111,5 +112,5 @@ def write_app(
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "app" / "run.json").write_bytes(to_json(description))
-    (folder / "app" / "data.json").write_bytes(to_json(plain))
+    (folder / "app" / "data.json").write_bytes(to_json(card.to_dict()))
     return {"clients": clients, "names": list(ready.data.names), "method": method}

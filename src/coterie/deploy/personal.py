@@ -14,9 +14,9 @@ from coterie.core.client import Client
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.question import question
 from coterie.core.tree import Tree
+from coterie.data.card import DataCard
 from coterie.data.images import read_client
 from coterie.running.build import build_algorithm
-from coterie.running.final import Card
 from coterie.running.folder import read_json, to_json, write
 
 FOLDER, MODEL = "model", "personal.safetensors"
@@ -60,8 +60,7 @@ class Personal:
     """A client's own model, and the rules its rows go through."""
 
     def __init__(self, folder: Path) -> None:
-        card = read_json(folder / "data.json")
-        self.card = Card.from_dict(card)
+        self.card = DataCard.from_dict(read_json(folder / "data.json"))
         self.algorithm = build_algorithm(read_json(folder / "run.json"), self.card)
         self.personal = wire.load((folder / MODEL).read_bytes())["personal"]
 

@@ -17,11 +17,11 @@ from coterie.core.config import construct
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.question import Question
+from coterie.data.card import DataCard
 from coterie.deploy.personal import keep_model
 from coterie.engines.relay import Link
 from coterie.engines.remote import Remote
 from coterie.running.build import Settings, build_algorithm
-from coterie.running.final import Card
 from coterie.running.folder import RunFolder, read_json, to_json, write
 from coterie.running.loop import conduct
 
@@ -54,7 +54,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
         def remember(known: tuple[str, ...]) -> None:
             write(out / NAMES, to_json(known))
 
-        card = Card.from_dict(plain)
+        card = DataCard.from_dict(plain)
         algorithm = build_algorithm(description, card)
         fed = Remote(
             link,

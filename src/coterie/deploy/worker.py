@@ -32,12 +32,12 @@ from coterie.core.memory import Memory
 from coterie.core.question import find_task, info_of
 from coterie.core.tree import Tree, leaves, row
 from coterie.data import FederatedData
+from coterie.data.card import DataCard
 from coterie.data.clients import client_file, one_client
 from coterie.deploy.personal import prepare
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, build_algorithm, load, make_data
-from coterie.running.final import Card
 from coterie.running.folder import write
 
 TRIAL = "run"
@@ -97,7 +97,7 @@ class Room:
         if settings.validation:
             data = data.hold_out(settings.validation, seed=settings.seed)
         torch.set_num_threads(settings.threads or 1)
-        card = Card.from_dict(setup["card"])
+        card = DataCard.from_dict(setup["card"])
         if data.sample_shape != card.sample_shape or data.task != card.task:
             raise DataError(
                 f"The data of '{name}' must be of the kind the run was made for: {card.task}, "
@@ -235,7 +235,7 @@ class Worker:
                     )
 
     def _read(self, setup: dict[str, Any]) -> FederatedData:
-        description, card = setup["description"], setup["card"]
+        description, card = setup["description"], DataCard.from_dict(setup["card"])
         options = description.get("data", {})
         if self.data == TRIAL:
             whole = make_data(options)
@@ -244,7 +244,7 @@ class Worker:
             return whole.subset(torch.tensor([whole.names.index(self.name)]))
         if _IMPORT.fullmatch(self.data):
             return one_client(load(self.data)(self.name), self.name, card, options)
-        table = client_file(Path(self.data), self.name, card["sample_shape"])
+        table = client_file(Path(self.data), self.name, card.sample_shape)
         return one_client(table, self.name, card, options)
 
 

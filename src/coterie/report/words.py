@@ -14,7 +14,9 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
         text = f"No groups: one model for all {len(rows)} clients."
     else:
         text = f"{len(cards)} groups among {len(rows)} clients ({listed(sizes)} clients)."
-    column = "accuracy" if "accuracy" in rows[0] else "error"
+    column = next((name for name in ("accuracy", "error") if name in rows[0]), None)
+    if column is None:  # nothing to predict
+        return text
     own = _mean(line[column] for line in rows)
     if own is None:
         return text

@@ -1,4 +1,4 @@
-"""Run files: a run as plain data, and the objects it stands for.
+"""Run files: a run as plain data, and the objects it describes.
 
     [algorithm]   name and options of the method
     [model]       name and options of the network, or import = "package.module:Name" and arguments
@@ -6,15 +6,17 @@
     [data]        name and options of the data
     [run]         rounds, seed, participation, ... (`Settings`)
 
-A method with other fields of these kinds has a table named after each field.
+If a method has further networks or settings for local training, each has a table with the name of
+its field.
 """
 
 import hashlib
 import importlib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -31,6 +33,7 @@ from coterie.core.training import LocalSGD
 from coterie.core.tree import named_leaves
 from coterie.data.federated import FederatedData
 from coterie.running.evaluation import LOSS_OF
+from coterie.running.start import check_start, read_start
 
 assert algorithms  # imported for the methods it lists
 
@@ -44,32 +47,52 @@ class Settings:
     Parameters
     ----------
     rounds
-        Communication rounds.
+        Number of communication rounds.
     seed
-        Root of all randomness but that of the data.
+        Seed of everything random except the data.
     participation
-        Share of the clients in each round.
-    engine, chunk, threads, workers, kernel, device
-        Who runs the clients: many as one computation, one by one, or one by one through bytes;
-        clients per stack and threads (chosen, if not given, and then kept); processes that run
-        clients one by one; how stacks are trained, which is chosen too unless one way is named.
-    evaluate_every, save_every
-        Rounds between exams and between checkpoints; 0: only at the end.
+        Fraction of the clients that take part in a round.
+    start
+        Initial group of clients, by name: a mapping, or the path of a CSV file with the columns
+        client and group. Clients that are not listed are assigned by the method.
+    engine
+        How the simulation runs clients: "stacked" computes many at once, "loop" one after the
+        other, "wire" one after the other with every message turned into bytes.
+    chunk
+        Number of clients per stack. None: chosen for the model and the data.
+    threads
+        Number of threads. None: PyTorch's default.
+    workers
+        Number of processes that run clients one after the other.
+    kernel
+        How a stack of clients is trained. "auto": chosen for the model.
+    device
+        PyTorch device.
+    evaluate_every
+        Number of rounds between evaluations; 0: only after the last round.
+    save_every
+        Number of rounds between checkpoints; 0: only after the last round.
     restarts
-        Attempts from other first models; the one with the lowest training loss is kept.
+        Number of attempts with different initial models. The attempt with the lowest training loss
+        is kept.
     support
-        Data a client shows where the exam has to place it.
+        Which of its data an unassigned client uses to find its group during an evaluation.
     validation
-        Share of every client's training data that is held back.
+        Fraction of every client's training data that is held out.
     compare
-        Also train every client alone and one model for all, to say what grouping gains.
-    drop, delay, deadline
-        Faults to inject: probability that a reply is lost; mean time to answer, latest answer.
+        Also train every client alone and one model for all, to measure what grouping gains.
+    drop
+        Probability that a reply is lost, to test a method under faults.
+    delay
+        Mean time until a client replies, to test a method under faults.
+    deadline
+        Time after which a reply is too late. None: never.
     """
 
     rounds: Annotated[int, Ge(0)] = 20
     seed: Annotated[int, Ge(0)] = 0
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
+    start: dict[str, int] | None = None
     engine: Literal["stacked", "loop", "wire"] = "stacked"
     chunk: Annotated[int, Ge(1)] | None = None
     threads: Annotated[int, Ge(1)] | None = None
@@ -92,11 +115,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, ready to start."""
+    """A run that is ready to start."""
 
     algorithm: Algorithm
     data: FederatedData
     settings: Settings
+
+    @cached_property
+    def description(self) -> Description:
+        """The run as plain data."""
+        return describe(self.algorithm, self.data, self.settings)
 
 
 def read(path: Path) -> Description:
@@ -114,34 +142,44 @@ def read(path: Path) -> Description:
 
 
 def build(description: Description, **given: Any) -> Run:
-    """The objects a run file stands for.
+    """The objects that a run file describes, checked.
 
-    `given` holds what the file cannot name: `data=`, `model=` (or another field of the method).
+    Parameters
+    ----------
+    description
+        The tables of the run file.
+    given
+        Objects that a file cannot name: `data=`, `model=` or another field of the method.
     """
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
-    _, parts = _method(tables)
+    _, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"))
     for table in tables:
         if table not in {"algorithm", "data", "run", "plan", *parts}:
             known = {"algorithm", "data", "run", *parts}
             raise ConfigError(unknown("table of a run file", table, known))
+    settings = dict(tables.get("run", {}))
+    if settings.get("start") is not None:
+        settings["start"] = read_start(settings["start"])
+    options = construct(Settings, settings)
     source = make_data(_table(tables, "data"), given.get("data"))
-    algorithm = build_algorithm(description, source, **given)
-    settings = construct(Settings, dict(tables.get("run", {})))
-    check(algorithm, source)
-    return Run(algorithm, source, settings)
+    ready = Run(build_algorithm(description, source, **given), source, options)
+    check(ready)
+    return ready
 
 
 def build_algorithm(description: Description, source: Any, **given: Any) -> Algorithm:
-    """The method of a run file, for data of some shape (`FederatedData`, or what is kept of it)."""
+    """The method of a run file, for data of some kind (`FederatedData` or `DataCard`)."""
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
-    cls, parts = _method(tables)
+    cls, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"))
     options = {key: value for key, value in tables["algorithm"].items() if key != "name"}
     optional = {field.name for field in fields(cls) if field.default is not MISSING}
     for name, kind in parts.items():
         left_out = name in optional and name not in tables and name not in given
         if left_out and (kind is LocalSGD or source.task == "reconstruction"):
             continue  # the method's own default
-        table = tables.get(name, {"name": name} if name in models.MODELS else {})
+        table = dict(tables.get(name, {}))
+        if name in models.MODELS and not {"name", "import", "given"} & set(table):
+            table = {"name": name, **table}
         if kind is LocalSGD:
             options[name] = construct(LocalSGD, {k: _function(v) for k, v in table.items()})
         else:
@@ -149,9 +187,9 @@ def build_algorithm(description: Description, source: Any, **given: Any) -> Algo
     return construct(cls, options)
 
 
-def _method(tables: dict[str, Any]) -> tuple[type[Algorithm], dict[str, type]]:
-    """The method's class, and its fields that have a table of their own."""
-    cls = find(_name(_table(tables, "algorithm"), "algorithm"))
+def find_parts(name: str) -> tuple[type[Algorithm], dict[str, type]]:
+    """The class of a method, and its fields that have a table of their own in a run file."""
+    cls = find(name)
     hints = get_type_hints(cls)
     kinds = {Model: Model, Model | None: Model, LocalSGD: LocalSGD}
     return cls, {name: kinds[hint] for name, hint in hints.items() if hint in kinds}
@@ -172,13 +210,19 @@ def _name(table: dict[str, Any], kind: str) -> str:
 
 
 def make_data(table: Description, given: FederatedData | None = None) -> FederatedData:
-    """Data by name and options; or what was given, if it is the data the run began with."""
+    """Data by name and options; or the given data, if they are those the run began with."""
     if "given" in table or given is not None:
         if given is None:
-            raise ConfigError("This run's data cannot be named in a file. Pass it: data=...")
+            raise ConfigError(
+                "The data of this run came from memory, and a file cannot name them. Pass them: "
+                "data=..."
+            )
         expected = table.get("fingerprint")
         if expected is not None and given.fingerprint() != expected:
-            raise DataError("The data given are not those the run began with.")
+            raise DataError(
+                "The given data are not those the run began with. Pass the same data, or start a "
+                "new run."
+            )
         return given
     table = dict(table)
     return data.make(_name(table, "data"), **table)
@@ -212,13 +256,32 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
     return Model(make, loss, head, dtype, made_from=table)
 
 
+def build_model(
+    model: str | Mapping[str, Any] | nn.Module | Model | None, data: FederatedData
+) -> Model:
+    """A network as users give it: a name, a name with options, a module, or None: chosen."""
+    if isinstance(model, nn.Module | Model):
+        return as_model(model, data.task)
+    return make_model(name_model(model, data), data)
+
+
+def name_model(model: str | Mapping[str, Any] | None, data: FederatedData) -> Description:
+    """The table [model] of a run file, from a name, options, or None: chosen from the data."""
+    if isinstance(model, str):
+        return {"name": model}
+    options = dict(model or {})
+    return (
+        options if {"name", "import"} & set(options) else {"name": suggest_model(data), **options}
+    )
+
+
 def as_model(model: nn.Module | Model, task: str) -> Model:
     """A network with the loss of a task."""
     return model if isinstance(model, Model) else Model(model, LOSS_OF[task])
 
 
-def suggested(data: FederatedData) -> str:
-    """A network for a kind of data: images a small convolutional one, all else an MLP."""
+def suggest_model(data: FederatedData) -> str:
+    """The name of a network for a kind of data: a small "cnn" for images, otherwise an "mlp"."""
     shape = data.sample_shape
     return "cnn" if not isinstance(shape, dict) and len(shape) == 3 else "mlp"
 
@@ -238,17 +301,24 @@ def _function(value: Any) -> Any:
     return load(value) if isinstance(value, str) and ":" in value else value
 
 
-def check(algorithm: Algorithm, source: FederatedData) -> None:
-    """Refuse a model that does not fit the data, and more groups than clients, before any work."""
+def check(ready: Run) -> None:
+    """Refuse before any work what cannot be run: too many groups, a wrong start, a wrong model."""
+    algorithm, data = ready.algorithm, ready.data
     groups = getattr(algorithm, "n_groups", None)
-    if groups is not None and groups > len(source):
+    if groups is not None and groups > len(data):
         raise ConfigError(
             f"{type(algorithm).__name__}: n_groups must be at most the number of clients, "
-            f"{len(source)}. Got {groups}."
+            f"{len(data)}. Got {groups}."
         )
+    if ready.settings.start is not None:
+        check_start(ready.settings.start, algorithm, data.names)
     model = getattr(algorithm, "model", None)
-    if not isinstance(model, Model):
-        return
+    if isinstance(model, Model):
+        check_model(model, data)
+
+
+def check_model(model: Model, source: FederatedData) -> None:
+    """Refuse a model whose inputs, outputs or loss do not fit the data."""
     batch = source.gather("train", torch.tensor([0]))
     batch = type(batch)(*(_few(leaf) for leaf in batch))
     try:
@@ -286,7 +356,7 @@ def _few(leaf: Any) -> Any:
 
 
 def describe(algorithm: Algorithm, source: Any, settings: Settings) -> Description:
-    """A run as plain data; the inverse of `build`."""
+    """A run as plain data; `build` makes the run again."""
     tables: Description = {"algorithm": {"name": name_of(algorithm)}}
     for field in fields(algorithm):
         value = getattr(algorithm, field.name)

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +16,11 @@ from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
 from coterie.core.federation import Federation, Rows
 from coterie.core.question import Question
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
-from coterie.data import Encoder, FederatedData
+from coterie.data import DataCard, FederatedData
 from coterie.engines.simulation import Simulation
-from coterie.running.build import Settings, describe
+from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
-
-
-@dataclass
-class Card:
-    """What a server knows of its clients' data: of what kind they are, and nothing else."""
-
-    task: str
-    n_outputs: int
-    classes: tuple[str, ...] | None
-    sample_shape: Any
-    encoder: Encoder
-    notes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # who has joined
-    truth: None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    name: None = None
-    options: None = None
-
-    @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> "Card":
-        """A card from plain data, as `card` writes them."""
-        shape, classes = plain["sample_shape"], plain["classes"]
-        return cls(
-            plain["task"],
-            plain["n_outputs"],
-            None if classes is None else tuple(classes),
-            torch.Size(shape) if isinstance(shape, list) else shape,
-            Encoder.from_dict(plain["encoder"]),
-            tuple(plain["notes"]),
-        )
-
-    def fingerprint(self) -> str:
-        """No checksum: the data are the clients' own."""
-        return ""
 
 
 @dataclass
@@ -62,7 +28,7 @@ class Result:
     """A run that came to its end."""
 
     algorithm: Algorithm
-    data: FederatedData | Card
+    data: FederatedData | DataCard
     fed: Federation
     state: Any
     rounds: list[dict[str, Any]]
@@ -88,16 +54,17 @@ def mean(values: Tensor) -> float | None:
 
 def finish(
     algorithm: Algorithm,
-    data: FederatedData | Card,
+    data: FederatedData | DataCard,
     settings: Settings,
+    description: Description,
     fed: Federation,
     state: Any,
     lines: list[dict[str, Any]],
     folder: RunFolder | None,
 ) -> Result:
     """The last evaluation, the evidence for everyone's place, and the files people keep."""
-    if isinstance(data, Card):
-        data.names = fed.names
+    if isinstance(data, DataCard):
+        data = replace(data, names=fed.names)
     everyone = fed.everyone()
     with fed.aside(support=settings.support):
         state = place_all(algorithm, fed, grow(state, fed.n_clients), everyone)
@@ -105,7 +72,6 @@ def finish(
     scores = evaluate(algorithm, fed, state, data.task)
     train = evaluate(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, scores, train)
-    description = describe(algorithm, data, settings)
     result = Result(
         algorithm, data, fed, state, lines, evidence, scores, train, summary, description, {}
     )
@@ -119,7 +85,7 @@ def finish(
 
 def _summary(
     algorithm: Algorithm,
-    data: FederatedData | Card,
+    data: FederatedData | DataCard,
     fed: Federation,
     state: Any,
     lines: list[dict[str, Any]],
@@ -181,10 +147,11 @@ def _final_files(result: Result) -> dict[str, bytes]:
             files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
     elif given:
         files["model.safetensors"] = _plain_weights(given)
+    card = result.data if isinstance(result.data, DataCard) else DataCard.of(result.data)
     rows = clients(result)
     files["clients.json"] = to_json(no_nan({"clients": rows}))
     files["clients.csv"] = as_csv(rows)
-    files["data.json"] = to_json(card(result.data))
+    files["data.json"] = to_json(card.to_dict())
     files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
     return files
 
@@ -213,32 +180,10 @@ def held_out(result: Result) -> dict[str, Any]:
     }
 
 
-def held_split(data: FederatedData | Card) -> str:
+def held_split(data: FederatedData | DataCard) -> str:
     """Where the rows are that train nothing: "validation" if there are any here, else "test"."""
     there = isinstance(data, FederatedData) and bool(data.sizes("validation").any())
     return "validation" if there else "test"
-
-
-def card(data: FederatedData | Card) -> dict[str, Any]:
-    """What must be known of the data to use the models later; no data."""
-    return {
-        "task": data.task,
-        "n_outputs": data.n_outputs,
-        "classes": None if data.classes is None else list(data.classes),
-        "sample_shape": data.sample_shape,
-        "names": list(data.names),
-        "truth": None if data.truth is None else data.truth.tolist(),
-        "encoder": _encoder(data).to_dict(),
-        "notes": list(data.notes),
-    }
-
-
-def _encoder(data: FederatedData | Card) -> Encoder:
-    """The rules new rows go through; made problems have none, and take arrays as they are."""
-    if isinstance(data, Card) or data.encoder is not None or isinstance(data.sample_shape, dict):
-        return data.encoder or Encoder(task=data.task, classes=data.classes)
-    sample = data.gather("train", torch.tensor([0])).x[0]
-    return Encoder.of_arrays(sample, data.task, data.classes)
 
 
 def group_cards(result: Result) -> list[dict[str, Any]]:

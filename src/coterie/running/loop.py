@@ -16,15 +16,16 @@ from coterie import metrics
 from coterie.core.algorithm import Algorithm, grow, name_of
 from coterie.core.errors import DataError, FederationError
 from coterie.core.federation import Federation
-from coterie.data import FederatedData
+from coterie.data import DataCard, FederatedData
 from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
-from coterie.running.build import Settings, check, describe
+from coterie.running.build import Description, Run, Settings, check
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
-from coterie.running.final import Card, Result, finish, held_split, mean, some
+from coterie.running.final import Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
 from coterie.running.progress import Progress, chosen
+from coterie.running.start import initial_groups
 
 
 def run(
@@ -43,13 +44,17 @@ def run(
     progress
         Show rounds as they pass.
     """
-    settings = settings or Settings()
-    check(algorithm, data)
+    ready = Run(algorithm, data, settings or Settings())
+    check(ready)
+    return begin(ready, out, progress)
+
+
+def begin(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Result:
+    """Run what has been checked already."""
     folder = None if out is None else RunFolder(out)
     if folder is not None:
-        description = describe(algorithm, data, settings)
-        folder.create({**description, "fingerprint": data.fingerprint()})
-    return _run(algorithm, data, settings, folder, chosen(progress))
+        folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
+    return _run(ready, folder, chosen(progress))
 
 
 def resume(
@@ -65,38 +70,35 @@ def resume(
             f"{out}: the data are not those the run began with. Put the old files back, or start a "
             "new run."
         )
-    return _run(algorithm, data, settings, RunFolder(out), chosen(progress))
+    return _run(Run(algorithm, data, settings), RunFolder(out), chosen(progress))
 
 
 def conduct(
     algorithm: Algorithm,
-    card: Card,
+    card: DataCard,
     settings: Settings,
     fed: Federation,
     out: str | Path,
     progress: bool | Progress = False,
 ) -> Result:
     """Run a method on real clients, or go on where its run folder ends."""
-    return _attempt(algorithm, card, settings, 0, RunFolder(out), chosen(progress), fed)
+    folder = RunFolder(out)
+    made = folder.description()
+    return _attempt(algorithm, card, settings, made, 0, folder, chosen(progress), fed)
 
 
-def _run(
-    algorithm: Algorithm,
-    data: FederatedData,
-    settings: Settings,
-    folder: RunFolder | None,
-    progress: Progress,
-) -> Result:
-    if settings.restarts == 1:
-        return _attempt(algorithm, data, settings, 0, folder, progress)
+def _run(ready: Run, folder: RunFolder | None, progress: Progress) -> Result:
+    parts = ready.algorithm, ready.data, ready.settings, ready.description
+    if ready.settings.restarts == 1:
+        return _attempt(*parts, 0, folder, progress)
     results = []
-    for number in range(settings.restarts):
+    for number in range(ready.settings.restarts):
         own = None
         if folder is not None:
             own = RunFolder(folder.path / "restarts" / f"{number:02d}")
             if not (own.path / "run.json").exists():
                 own.create(folder.description())
-        results.append(_attempt(algorithm, data, settings, number, own, progress))
+        results.append(_attempt(*parts, number, own, progress))
     losses = [result.summary["train_loss"] for result in results]
     best = min(range(len(losses)), key=lambda i: (losses[i] != losses[i], losses[i]))
     result = results[best]
@@ -112,8 +114,9 @@ def _run(
 
 def _attempt(
     algorithm: Algorithm,
-    data: FederatedData | Card,
+    data: FederatedData | DataCard,
     settings: Settings,
+    description: Description,
     restart: int,
     folder: RunFolder | None,
     progress: Progress,
@@ -124,6 +127,7 @@ def _attempt(
             data = data.hold_out(settings.validation, seed=settings.seed)
         fed = _federation(algorithm, data, settings, restart, folder)
     assert fed is not None
+    fed.start = initial_groups(settings.start, fed.names)
     lines: list[dict[str, Any]] = []
     late: dict[str, Any] = {}
     if folder is not None and any(folder.checkpoints.glob("*.json")):
@@ -159,7 +163,7 @@ def _attempt(
         if saved != done:
             _save(folder, done, state, fed)
             saved = done
-        result = finish(algorithm, data, settings, fed, state, lines, folder)
+        result = finish(algorithm, data, settings, description, fed, state, lines, folder)
     except KeyboardInterrupt:
         # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
@@ -239,7 +243,7 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
 
 def _round(
     algorithm: Algorithm,
-    data: FederatedData | Card,
+    data: FederatedData | DataCard,
     settings: Settings,
     fed: Federation,
     state: Any,
@@ -303,7 +307,7 @@ def _summarise(scores: Scores) -> dict[str, Any]:
 
 
 def _groups(
-    before: Any, state: Any, data: FederatedData | Card, info: dict[str, Any]
+    before: Any, state: Any, data: FederatedData | DataCard, info: dict[str, Any]
 ) -> dict[str, Any]:
     """Sizes of the groups, who moved, and agreement with the truth where it is known."""
     assignment = getattr(state, "assignment", None)
@@ -317,7 +321,7 @@ def _groups(
         "churn": float(changed.double().mean()),
     }
     if data.truth is not None:
-        truth = data.truth[: len(assignment)]
+        truth = torch.as_tensor(data.truth)[: len(assignment)]
         out["ari"] = metrics.adjusted_rand(assignment, truth)
         out["identity"] = metrics.identity_accuracy(assignment, truth)
         took_part = info.get("participants", assignment)

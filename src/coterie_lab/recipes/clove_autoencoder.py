@@ -141,7 +141,8 @@ def loss_matrix(result: Result) -> dict[str, Any]:
     """Loss of one client's model of each true group (rows) on the test data of each (columns)."""
     oracle = Oracle(result.algorithm, result.fed, result.state, result.data)
     assert result.data.truth is not None
-    first = torch.stack([(result.data.truth == g).nonzero()[0, 0] for g in oracle.groups()])
+    truth = torch.as_tensor(result.data.truth)
+    first = torch.stack([(truth == g).nonzero()[0, 0] for g in oracle.groups()])
     matrix = oracle.client_matrix()[first]
     best = (matrix.argmin(0) == torch.arange(len(matrix))).double().mean()
     return {
