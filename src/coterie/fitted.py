@@ -19,7 +19,7 @@ from coterie.core import wire
 from coterie.core.algorithm import Algorithm, find, grow, name_of, state_type
 from coterie.core.client import Batch, Client
 from coterie.core.errors import ConfigError, DataError, unknown
-from coterie.core.federation import Each, Rows
+from coterie.core.federation import BankRows, Each
 from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
@@ -239,7 +239,7 @@ class Fitted:
             raise ConfigError(unknown("client", client, self.names))
         number = self.names.index(client)
         given = self.algorithm.deploy(self.state, torch.tensor([number]))
-        if isinstance(given, Rows):
+        if isinstance(given, BankRows):
             given = row(take(given.bank, given.index), 0)
         elif isinstance(given, Each):
             given = row(given.tree, 0)

@@ -3,7 +3,7 @@ import warnings
 import pytest
 import torch
 
-from coterie.core.aggregate import Mean, Sums
+from coterie.core.aggregate import Mean, RunningMean
 from coterie.core.errors import TaskError
 from coterie.core.random import normal, seed_key, shuffled
 from coterie.core.tree import leaves, take
@@ -12,7 +12,7 @@ from coterie.core.tree import leaves, take
 def reduced(mean, reply, order=None, chunk=100):
     """Fold replies in, some at a time and in some order."""
     order = torch.arange(len(leaves(reply)[0])) if order is None else order
-    sums = Sums(mean, "M.update")
+    sums = RunningMean(mean, "M.update")
     for part in order.split(chunk):
         sums.add(take(reply, part), part)
     return sums.result()
@@ -168,7 +168,7 @@ def test_integers_in_slots_are_those_of_the_first_with_weight_for_the_row(chunk)
 
 
 def test_an_empty_tree_averages_to_itself():
-    sums = Sums(Mean("p", {}, weight="n"), "M.update")
+    sums = RunningMean(Mean("p", {}, weight="n"), "M.update")
     sums.add({"p": {}, "n": torch.ones(2)}, torch.arange(2))
     assert sums.result() == {}
 

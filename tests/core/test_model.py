@@ -9,7 +9,7 @@ from coterie.core.model import LOSSES, Model
 from coterie.core.ops import using
 from coterie.core.random import fold, normal, seed_key
 from coterie.core.tree import row
-from coterie.engines.kernels import Stacked
+from coterie.engines.stacking.kernels import Stacked
 from tiny import alone, batch, centres, mean_model, ragged, rooms
 
 KEY = seed_key(0)

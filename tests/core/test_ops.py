@@ -10,7 +10,7 @@ from coterie.core.ops import Loop, stack_size, unstack, using
 from coterie.core.random import normal, seed_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import row, tree_map
-from coterie.engines.kernels import Stacked
+from coterie.engines.stacking.kernels import Stacked
 from tiny import alone, batch, centre, mean_model, ragged, room, rooms
 
 KEY = seed_key(0)

@@ -7,7 +7,7 @@ from coterie.core.model import Model
 from coterie.core.random import fold, normal, permutation, seed_key, uniform
 from coterie.core.training import LocalSGD, descend, join, part
 from coterie.core.tree import leaves
-from coterie.engines.steps import _schedule
+from coterie.engines.stacking.steps import _schedule
 from tiny import alone, batch, centre, mean_model, ragged, room
 
 KEY = seed_key(0)

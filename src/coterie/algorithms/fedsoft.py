@@ -20,7 +20,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.core.aggregate import Mean, Sums
+from coterie.core.aggregate import Mean, RunningMean
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, Mixture, PerClient, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation, each
@@ -99,7 +99,9 @@ class FedSoft(Algorithm):
             return state, {"assignment": state.assignment}
         own = each(self.floored(state.shares[cohort]))
         ids, reply = fed.map(self.train, state.models, own, to=cohort)
-        sums = Sums(Mean("params", state.models, weight="weight", slots=True), "FedSoft.train")
+        sums = RunningMean(
+            Mean("params", state.models, weight="weight", slots=True), "FedSoft.train"
+        )
         k = self.n_groups
         every = tree_map(lambda leaf: leaf[:, None].expand(-1, k, *leaf.shape[1:]), reply["params"])
         sums.add({"params": every, "weight": weight[ids]}, torch.arange(len(ids)))

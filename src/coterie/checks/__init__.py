@@ -10,8 +10,8 @@ from coterie.checks.problem import Problem, tiny
 from coterie.checks.report import (
     ENGINES,
     KERNELS,
+    CheckResult,
     Report,
-    Result,
     assert_contract,
     check_algorithm,
 )
@@ -20,9 +20,9 @@ __all__ = [
     "CHECKS",
     "ENGINES",
     "KERNELS",
+    "CheckResult",
     "Problem",
     "Report",
-    "Result",
     "assert_contract",
     "check_algorithm",
     "tiny",

@@ -18,7 +18,7 @@ KERNELS = ("stacked:twins", "stacked:gram", "stacked:vmap", "stacked:loop")
 """The stacked engine with each of its kernels forced."""
 
 
-class Result(NamedTuple):
+class CheckResult(NamedTuple):
     """What one check found."""
 
     check: str
@@ -26,15 +26,15 @@ class Result(NamedTuple):
     sentence: str
 
 
-class Report(list[Result]):
+class Report(list[CheckResult]):
     """The results of all checks of a method, in order."""
 
-    def __init__(self, method: str, results: Iterable[Result]) -> None:
+    def __init__(self, method: str, results: Iterable[CheckResult]) -> None:
         super().__init__(results)
         self.method = method
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         """The checks that did not pass."""
         return [result for result in self if not result.passed]
 
@@ -59,7 +59,7 @@ def check_algorithm(
     method: Subject,
     engines: Sequence[str] = ENGINES,
     only: Iterable[str] | None = None,
-    told: Callable[[Result], None] | None = None,
+    told: Callable[[CheckResult], None] | None = None,
 ) -> Report:
     """Try a method on everything the contract asks of it.
 
@@ -119,19 +119,19 @@ def _fitted_to(algorithm: Algorithm, problem: Problem) -> Algorithm:
     )
 
 
-def _result(name: str, make: Make, engines: Sequence[str]) -> Result:
+def _result(name: str, make: Make, engines: Sequence[str]) -> CheckResult:
     check = CHECKS[name]
     explanation = " ".join((check.__doc__ or "").split())
     for engine in engines:
         try:
             check(make, engine)
         except Broken as broken:
-            return Result(name, False, f"{broken} (engine: {engine})")
+            return CheckResult(name, False, f"{broken} (engine: {engine})")
         except DoesNotApply as reason:
-            return Result(name, True, f"Does not apply: {reason}")
+            return CheckResult(name, True, f"Does not apply: {reason}")
         except Exception as error:  # the method's own: a finding, not a failure of the check
             what = f"{type(error).__name__}: {error}"
-            return Result(
+            return CheckResult(
                 name, False, f"{explanation} Instead it stopped with {what} (engine: {engine})"
             )
-    return Result(name, True, explanation)
+    return CheckResult(name, True, explanation)

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.checks.problem import Problem
 from coterie.core.aggregate import Mean, as_means
 from coterie.core.algorithm import Algorithm, grow
-from coterie.core.client import Client, Source
+from coterie.core.client import Client, DataSource
 from coterie.core.errors import FederationError
 from coterie.core.federation import Call, Federation
 from coterie.core.model import Model
@@ -40,7 +40,7 @@ class Exchange(NamedTuple):
 class Watched(Simulation):
     """A simulation that writes down its exchanges, and can be told to spoil them."""
 
-    def __init__(self, source: Source, engine: str, seed: int = 0, **options: Any) -> None:
+    def __init__(self, source: DataSource, engine: str, seed: int = 0, **options: Any) -> None:
         kind, _, kernel = engine.partition(":")
         options = {"kernel": kernel or "auto", **options}
         super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)

@@ -37,7 +37,7 @@ class Mean:
     slots: bool = False
 
 
-class Sums:
+class RunningMean:
     """The running sums of one `Mean`, in double precision, so that chunks do not matter."""
 
     def __init__(self, mean: Mean, owner: str) -> None:

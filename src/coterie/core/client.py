@@ -87,7 +87,7 @@ class Reply:
     keep: Tree = None  # None: memory stays as it was
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """What an engine asks of data: sizes and padded batches, by client id."""
 
     @property

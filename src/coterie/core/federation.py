@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.core.aggregate import Mean, Sums, as_means
+from coterie.core.aggregate import Mean, RunningMean, as_means
 from coterie.core.client import TaskInfo
 from coterie.core.errors import FederationError
 from coterie.core.memory import Memory
@@ -19,7 +19,7 @@ from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
 
 
 @dataclass(frozen=True)
-class Rows:
+class BankRows:
     """Row `index[i]` of a bank for the i-th client asked; nothing is copied until it is needed."""
 
     bank: Tree
@@ -33,9 +33,9 @@ class Each:
     tree: Tree
 
 
-def rows(bank: Tree, index: Tensor) -> Rows:
+def rows(bank: Tree, index: Tensor) -> BankRows:
     """Give each client asked one row of a bank."""
-    return Rows(bank, index)
+    return BankRows(bank, index)
 
 
 def each(tree: Tree) -> Each:
@@ -103,18 +103,18 @@ class Traffic:
         if isinstance(given, Each):
             m = max(len(ids), 1)
             return torch.full((len(ids),), n_bytes(given.tree) // m, dtype=torch.int64)
-        bank = given.bank if isinstance(given, Rows) else given
+        bank = given.bank if isinstance(given, BankRows) else given
         whole = n_bytes(bank)
         name = tuple(id(leaf) for leaf in leaves(bank))
         # The tree is kept with its name, so that no other tensor can take over the id.
         _, holders = self._held.setdefault(name, (bank, set()))
-        part = given.index.tolist() if isinstance(given, Rows) else [-1] * len(ids)
+        part = given.index.tolist() if isinstance(given, BankRows) else [-1] * len(ids)
         wanted = list(zip(ids.tolist(), part, strict=True))
         known = torch.tensor(
             [w in holders or (w[0], -1) in holders for w in wanted], dtype=torch.bool
         )
         holders.update(wanted)
-        if isinstance(given, Rows) and whole:
+        if isinstance(given, BankRows) and whole:
             whole //= len(leaves(bank)[0])
         return torch.where(known, min(self.INDEX, whole), whole)
 
@@ -228,7 +228,7 @@ class Federation(ABC):
         """
         call = self.call(task, given, to)
         self.traffic.sent(call)
-        sums = [Sums(mean, call.name) for mean in as_means(reduce)]
+        sums = [RunningMean(mean, call.name) for mean in as_means(reduce)]
         positions, parts = [], []
         for position, reply in self.exchange(call) if len(to) else ():
             size = sum(n_bytes(leaf) for leaf in leaves(reply)) // max(len(position), 1)

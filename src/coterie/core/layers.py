@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +28,9 @@ class Mode:
     whole: bool = False  # no row is padding
     draws: int = 0
     updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # old buffer, new buffer
-    # Where a kernel runs many clients through one network of stacked weights:
-    network: Callable[[Any], Callable[..., Any]] | None = None  # the stacked network of a model
-    clients: int = 1  # rows are [clients x b]; `key` has one entry per client
-    step: float = 0.0  # rate of the gradient step that some layers take in backward,
-    stepping: frozenset[int] = frozenset()  # of these weights (ids of their tensors)
-    anchor: Tensor | None = None  # requires a gradient, so that those layers are reached
-    used: list[Tensor] = field(default_factory=list)  # weights of such layers, as they are used
-    first: Any = None  # who may answer for a layer that meets the inputs as they are
-    channels_last: bool = True  # layout of images
+    clients: int = 1  # rows are [clients x b]; where there are several, `key` has one entry each
+    # Where kernels plug in: gives the kernel's own form of a model's network, called with weights.
+    network: Callable[[Any], Callable[..., Any]] | None = None
 
 
 _MODE: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039 - never written to
@@ -47,10 +41,12 @@ def current_mode() -> Mode:
     return _MODE.get()
 
 
+M = TypeVar("M", bound=Mode)
+
+
 @contextmanager
-def training(mask: Tensor, key: Tensor, **stacked: Any) -> Iterator[Mode]:
-    """Training mode, for the training operation alone."""
-    mode = Mode(True, mask, key, **stacked)
+def entering(mode: M) -> Iterator[M]:
+    """Run a pass in a mode."""
     token = _MODE.set(mode)
     try:
         yield mode
@@ -59,23 +55,17 @@ def training(mask: Tensor, key: Tensor, **stacked: Any) -> Iterator[Mode]:
 
 
 @contextmanager
-def evaluating(mask: Tensor) -> Iterator[None]:
-    """Evaluation mode for layers that take statistics of their batch even there."""
-    token = _MODE.set(Mode(mask=mask))
-    try:
-        yield
-    finally:
-        _MODE.reset(token)
+def training(mask: Tensor, key: Tensor) -> Iterator[Mode]:
+    """Training mode, for the training operation alone."""
+    with entering(Mode(True, mask, key)) as mode:
+        yield mode
 
 
 @contextmanager
-def probing(network: Callable[[Any], Any], first: Any) -> Iterator[None]:
-    """Evaluation mode on a kernel's own network, whose first layer may be answered for."""
-    token = _MODE.set(Mode(network=network, first=first))
-    try:
+def evaluating(mask: Tensor) -> Iterator[None]:
+    """Evaluation mode for layers that take statistics of their batch even there."""
+    with entering(Mode(mask=mask)):
         yield
-    finally:
-        _MODE.reset(token)
 
 
 SMALL = 16

@@ -7,7 +7,7 @@ axis into a stack axis and calls the operation again. At the bottom a kernel mee
 through.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -48,6 +48,10 @@ class Kernel(Protocol):
         self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
     ) -> Tensor: ...
 
+    def serves(self, name: Hashable, x: Any) -> None: ...  # whose inputs the coming work is on
+
+    def describe(self) -> dict[str, Any]: ...  # what it chose, as plain data
+
 
 class Loop:
     """The reference: one after the other."""
@@ -58,7 +62,7 @@ class Loop:
 
     def _train(self, fit: Fit, params: Tree, batch: Batch, *rest: Any) -> Tree:
         """One training; images and the weights of convolutions in their fast layout."""
-        if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _convolves(params):
+        if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and convolves(params):
             fast, x = tree_map(channels_last, (params, batch.x))
             try:
                 return fit.local.train(fit, fast, batch._replace(x=x), *rest)
@@ -78,8 +82,16 @@ class Loop:
 
         return torch.stack([one(*each) for each in unstack((models, batch))])
 
+    def serves(self, name: Hashable, x: Any) -> None:
+        """Nothing is kept from one client to the next."""
 
-def _convolves(params: Tree) -> bool:
+    def describe(self) -> dict[str, Any]:
+        """Nothing is chosen."""
+        return {}
+
+
+def convolves(params: Tree) -> bool:
+    """Whether a model has convolutions of images among its weights."""
     return any(leaf.ndim == 4 for leaf in leaves(params))
 
 

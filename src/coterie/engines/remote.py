@@ -26,7 +26,7 @@ from torch import Tensor
 from coterie.core import wire
 from coterie.core.aggregate import Mean
 from coterie.core.errors import CoterieError, FederationError
-from coterie.core.federation import Call, Each, Federation, Rows, Then
+from coterie.core.federation import BankRows, Call, Each, Federation, Then
 from coterie.core.question import describe_task
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, named_leaves, row, stack
@@ -342,7 +342,7 @@ class Remote(Federation):
         """How a client is told a tree: by checksum, or as a row of a bank it has."""
         if isinstance(given, Each):
             tree = row(given.tree, place)
-        elif isinstance(given, Rows):
+        elif isinstance(given, BankRows):
             number = int(given.index[place])
             bank = self._trees.get((_identity(given.bank), None))
             if bank is not None and bank[1] in self._held.get(parcel.client, set()):

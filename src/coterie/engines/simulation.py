@@ -10,15 +10,15 @@ from torch import Tensor
 
 from coterie.core import wire as bytes_
 from coterie.core.algorithm import Algorithm
-from coterie.core.client import Client, Source, as_reply
+from coterie.core.client import Client, DataSource, as_reply
 from coterie.core.errors import ConfigError, CoterieError, TaskError
-from coterie.core.federation import Call, Each, Federation, Rows
+from coterie.core.federation import BankRows, Call, Each, Federation
 from coterie.core.ops import Kernel, Loop, using
 from coterie.core.random import fold
 from coterie.core.tree import Ids, Tree, row, stack, take, tree_map
-from coterie.engines.chunks import Gatherer, chunk_size, chunks
 from coterie.engines.faults import Faults
-from coterie.engines.kernels import Path, Stacked
+from coterie.engines.stacking.chunks import Gatherer, chunk_size, chunks
+from coterie.engines.stacking.kernels import Path, Stacked
 from coterie.engines.workers import available, in_workers
 
 RULES = (
@@ -58,7 +58,7 @@ class Simulation(Federation):
 
     def __init__(
         self,
-        source: Source,
+        source: DataSource,
         seed: int = 0,
         participation: float = 1.0,
         *,
@@ -151,8 +151,7 @@ class Simulation(Federation):
         """Clients on a leading axis; what they share is repeated without copying."""
         m = len(ids)
         train = self._gather.batch(self.support, ids)
-        if isinstance(self.kernel, Stacked):
-            self.kernel.serves((self.support, tuple(ids.tolist())), train.x)
+        self.kernel.serves((self.support, tuple(ids.tolist())), train.x)
         return Client(
             train=train,
             validation=self._gather.batch("validation", ids),
@@ -192,7 +191,7 @@ class Simulation(Federation):
         return sent
 
     def _for_many(self, given: Any, position: Tensor) -> tuple[Tree, int | None]:
-        if isinstance(given, Rows):
+        if isinstance(given, BankRows):
             tree, axis = take(given.bank, given.index[position]), 0
         elif isinstance(given, Each):
             tree, axis = take(given.tree, position), 0
@@ -282,5 +281,5 @@ class Simulation(Federation):
             "threads": torch.get_num_threads(),
             "workers": self.workers,
             "device": str(self.device),
-            "kernels": self.kernel.described() if isinstance(self.kernel, Stacked) else {},
+            "kernels": self.kernel.describe(),
         }

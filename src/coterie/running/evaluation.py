@@ -13,7 +13,7 @@ from coterie import metrics
 from coterie.core.algorithm import Algorithm
 from coterie.core.client import Batch, Client, task_info
 from coterie.core.errors import TaskError
-from coterie.core.federation import Federation, Rows
+from coterie.core.federation import BankRows, Federation
 from coterie.core.model import LOSSES
 from coterie.core.question import Question, question
 from coterie.core.tree import Ids, Tree, flat, put, row
@@ -244,7 +244,7 @@ class Oracle:
         if bank is None:
             given = self.algorithm.deploy(self.state, self.fed.everyone())
             rest = given.get("models") if isinstance(given, dict) else None
-            bank = given.bank if isinstance(given, Rows) else rest
+            bank = given.bank if isinstance(given, BankRows) else rest
         model = getattr(self.algorithm, "model", None)
         if component is None or not bank or model is None or self.data.task != "classification":
             return None
@@ -264,7 +264,7 @@ class Oracle:
         """Mean distance of linear models to their true vectors, matched one to one."""
         targets = self.data.extra.get("targets")
         given = self.algorithm.deploy(self.state, self.fed.everyone())
-        if targets is None or not isinstance(given, Rows):
+        if targets is None or not isinstance(given, BankRows):
             return None
         k = len(next(iter(given.bank.values())))
         models = torch.stack([flat(row(given.bank, j)) for j in range(k)])

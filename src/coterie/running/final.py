@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie import metrics
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
-from coterie.core.federation import Federation, Rows
+from coterie.core.federation import BankRows, Federation
 from coterie.core.question import Question
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import DataCard, FederatedData
@@ -142,7 +142,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     if memory and isinstance(result.fed, Simulation):  # real clients keep theirs
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
-    if isinstance(given, Rows):
+    if isinstance(given, BankRows):
         for number, group in enumerate(given.index.unique().tolist()):
             files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
     elif given:

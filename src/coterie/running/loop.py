@@ -17,9 +17,9 @@ from coterie.core.algorithm import Algorithm, grow, name_of
 from coterie.core.errors import DataError, FederationError
 from coterie.core.federation import Federation
 from coterie.data import DataCard, FederatedData
-from coterie.engines.chunks import chunk_size
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
+from coterie.engines.stacking.chunks import chunk_size
 from coterie.running.build import Description, Run, Settings, check
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.final import Result, finish, held_split, mean, some

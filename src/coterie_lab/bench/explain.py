@@ -15,8 +15,8 @@ from coterie.core.errors import ConfigError, unknown
 from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.tree import n_bytes
-from coterie.engines.chunks import MODELS
-from coterie.engines.twins import STEPPING, TWINS, NoTwin, twin_of
+from coterie.engines.stacking.chunks import MODELS
+from coterie.engines.stacking.twins import STEPPING, TWINS, NoTwin, twin_of
 
 DIGITS = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10, task="classification")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.clustering.choose_k import choose_k
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.loss_vectors import match_models
-from coterie.core.aggregate import Mean, Sums
+from coterie.core.aggregate import Mean, RunningMean
 from coterie_lab.bench import measure
 
 CLIENTS, WEIGHTS, GROUPS = 100_000, 10_000, 10
@@ -44,7 +44,7 @@ def mean(job: dict[str, Any]) -> dict[str, Any]:
         return torch.stack([s / max(t, 1.0) for s, t in zip(sums, totals, strict=True)])
 
     def ours() -> Tensor:
-        total = Sums(Mean("params", around, by=group, weight="n"), "bench")
+        total = RunningMean(Mean("params", around, by=group, weight="n"), "bench")
         for start in range(0, m, chunk):
             place = torch.arange(start, min(start + chunk, m))
             reply = {"params": {"w": pool[start % POOL :][: len(place)]}, "n": weight[place]}

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from coterie.core.client import Batch, Source
+from coterie.core.client import Batch, DataSource
 from coterie.core.model import Model
 from coterie.core.random import seed_key
 from coterie.core.training import LocalSGD
@@ -22,7 +22,7 @@ OUTPUTS = 24 * 2**20
 """Bytes that the layers of a stack put out in one step."""
 
 
-def chunk_size(owner: object, source: Source) -> int:
+def chunk_size(owner: object, source: DataSource) -> int:
     """How many clients run as one stack, from the size of a method's models and of the data."""
     models = _parts(owner, Model)
     weights = sum(n_bytes(model.init(seed_key(0))) for model in models)
@@ -76,7 +76,7 @@ class Gatherer:
     than fit never meets a batch again before it is dropped.
     """
 
-    def __init__(self, source: Source, device: torch.device, budget: int = 128 * 2**20) -> None:
+    def __init__(self, source: DataSource, device: torch.device, budget: int = 128 * 2**20) -> None:
         self.source, self.device = source, device
         sizes = source.sizes("train")
         largest = n_bytes(source.gather("train", sizes.argmax().reshape(1)))

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coterie.core.client import Batch
-from coterie.core.layers import probing
 from coterie.core.model import Model, Network
 from coterie.core.ops import channels_last
 from coterie.core.tree import Params, leaves, row
+from coterie.engines.stacking.mode import probing
 
 LIGHT = 50_000
 """Weights up to which a network is bound by calls and vector width, not by its products."""
@@ -102,7 +102,7 @@ def _wide(model: Model) -> Network | None:
     return Network(module)
 
 
-class Wide(nn.Module):
+class WideLayer(nn.Module):
     """A layer with a row of weights for each model."""
 
     weight: Tensor  # [k, ...]
@@ -115,7 +115,7 @@ class Wide(nn.Module):
         self.like = (like,)  # in a tuple, so that its weights are not this module's
 
 
-class WideConv(Wide):
+class WideConv(WideLayer):
     def forward(self, x: Tensor) -> Tensor:
         like, weight, bias = self.like[0], self.weight, self.bias
         groups = 1 if x.shape[1] == weight.shape[2] else len(weight)  # the images, or wide already
@@ -130,7 +130,7 @@ class WideConv(Wide):
         )
 
 
-class WideLinear(Wide):
+class WideLinear(WideLayer):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         k, _, width = weight.shape

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from coterie.core.client import Batch
-from coterie.core.layers import training
+from coterie.core.layers import entering
 from coterie.core.model import Model, Network
 from coterie.core.ops import Fit, stack_size
 from coterie.core.random import fold, permutation
 from coterie.core.training import LocalSGD, join, part
 from coterie.core.tree import Tree, row, tree_map
-from coterie.engines.first import Gram, Watch
+from coterie.engines.stacking.first import Gram, Watch
+from coterie.engines.stacking.mode import StackMode
 
 Optimizer: TypeAlias = dict[str, list[Tensor]]
 
@@ -201,20 +202,17 @@ class Vmapped:
 
 
 class Alone:
-    """One client after the other, each by its own gradient: what is right where all else fails.
-
-    Optimiser states are its own; `count` clients only, to see how long they take.
-    """
+    """One client at a time, each by its own gradient: what is right where all else fails."""
 
     blind = False
 
-    def __init__(self, fit: Fit, params: Tree, count: int | None = None) -> None:
-        self.fit, self.params, self.count = fit, params, count
+    def __init__(self, fit: Fit, params: Tree) -> None:
+        self.fit, self.params = fit, params
         self.states: dict[int, Optimizer] = {}
 
     def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
         local, news = self.fit.local, []
-        for c in range(self.count or len(now.key)):
+        for c in range(len(now.key)):
             trained, fixed, batch, given = row((now.trained, now.fixed, now.batch, now.given), c)
             real = batch.mask.nonzero().flatten()
             batch = batch.rows(real, batch.mask[real])
@@ -254,6 +252,7 @@ class Twinned:
         self.gram, self.blind, self.look = gram, blind, look
         self.used_once: list[bool] = []  # leaves of layers that can step, after a step
         self.first: list[int] = []  # leaves of the layer that met the inputs as they are
+        self.convolved = 0  # numbers that a client's convolutions put out in a step
 
     def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
         trained, fixed, batch, share, key, given, rows = now
@@ -274,10 +273,20 @@ class Twinned:
         elif self.look:
             watch = Watch(flat.x)
         ids = frozenset(id(leaf) for leaf, own in zip(moved, stepping, strict=True) if own)
-        stacked = {"network": self.network, "clients": clients, "anchor": anchor, "step": rate}
+        mode = StackMode(
+            True,
+            flat.mask,
+            key,
+            whole=bool(flat.mask.all()),
+            clients=clients,
+            network=self.network,
+            step=rate,
+            stepping=ids,
+            anchor=anchor,
+            first=watch,
+        )
         with torch.enable_grad():
-            with training(flat.mask, key, stepping=ids, first=watch, **stacked) as mode:
-                mode.whole = bool(flat.mask.all())
+            with entering(mode):
                 whole = join(self.params, moved, fixed)
                 losses = fit.losses(whole, flat, key, *given)
                 if not mode.whole:
@@ -296,6 +305,7 @@ class Twinned:
             # Weights used twice must wait for both gradients, so they do not step in backward.
             counts = Counter(map(id, mode.used))
             self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
+            self.convolved = mode.convolved // clients
             self.first = [i for i, leaf in enumerate(moved) if id(leaf) in watch.seen]
         if not fixed:
             return fixed

@@ -10,8 +10,8 @@ from coterie.core.ops import Fit, Loop
 from coterie.core.random import fold, seed_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import stack
-from coterie.engines.first import Gram, Watch, Wide, products
-from coterie.engines.kernels import Stacked
+from coterie.engines.stacking.first import Gram, Watch, Wide, products
+from coterie.engines.stacking.kernels import Stacked
 
 
 def mlp():

@@ -10,8 +10,8 @@ from coterie.core.ops import Fit, Loop
 from coterie.core.random import fold, seed_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import leaves, stack
-from coterie.engines.kernels import Stacked
-from coterie.engines.twins import NoTwin, twin_of
+from coterie.engines.stacking.kernels import Stacked
+from coterie.engines.stacking.twins import NoTwin, twin_of
 
 
 class Mixed(nn.Module):
@@ -232,7 +232,7 @@ def test_losses_that_look_alike_are_tried_one_by_one():
     first, second = kernel.choices.values()
     assert first.stepping == (True,) * 4
     assert second.stepping == (False, False, True, True)
-    resumed = Stacked(choices=kernel.described())
+    resumed = Stacked(choices=kernel.describe())
     assert resumed.choices == kernel.choices
 
 

@@ -17,6 +17,7 @@ from coterie.core.layers import SMALL, KeyedDropout, MaskedBatchNorm, current_mo
 from coterie.core.model import Model, Network
 from coterie.core.random import fold, uniform
 from coterie.core.tree import tree_map
+from coterie.engines.stacking.mode import stack_mode
 
 
 class NoTwin(Exception):
@@ -47,7 +48,7 @@ class Twin(nn.Module):
 
 class LinearTwin(Twin):
     def forward(self, x: Tensor) -> Any:
-        mode, bias = current_mode(), getattr(self, "bias", None)
+        mode, bias = stack_mode(), getattr(self, "bias", None)
         mode.used += [self.weight] if bias is None else [self.weight, bias]
         if mode.first is not None and mode.first.answers(self.weight, bias, x):
             out = Answered.apply(mode.first, mode.anchor)  # type: ignore[no-untyped-call]
@@ -115,7 +116,7 @@ class ConvTwin(Twin):
     """One call per client: a grouped convolution is no faster, and loses the fast layout."""
 
     def forward(self, x: Tensor) -> Any:
-        mode, like, bias = current_mode(), self.like[0], getattr(self, "bias", None)
+        mode, like, bias = stack_mode(), self.like[0], getattr(self, "bias", None)
         if isinstance(like.padding, str) or like.padding_mode != "zeros":
             apply: Callable[..., Tensor] = like._conv_forward
             rows = enumerate(self.rows(x))
@@ -124,9 +125,11 @@ class ConvTwin(Twin):
         shape = like.stride, like.padding, like.dilation
         options = (*shape, like.transposed, like.output_padding, like.groups)
         mode.used += [self.weight] if bias is None else [self.weight, bias]
-        return ConvStep.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, bias, options, mode.step, mode.stepping, mode.anchor, mode.channels_last
+        out: Tensor = ConvStep.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, bias, options, mode.step, mode.stepping, mode.anchor
         )
+        mode.convolved += out.numel()
+        return out
 
 
 class ConvStep(torch.autograd.Function):
@@ -142,10 +145,8 @@ class ConvStep(torch.autograd.Function):
         rate: float,
         stepping: frozenset[int],
         anchor: Tensor,
-        channels_last: bool,
     ) -> Tensor:
-        last = channels_last and x.ndim == 4
-        ctx.layout = torch.channels_last if last else torch.contiguous_format
+        ctx.layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
         x = x.to(memory_format=ctx.layout)
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.rate, ctx.options, ctx.anchor = (
@@ -183,7 +184,7 @@ class ConvStep(torch.autograd.Function):
             if leaf is not None and steps:
                 torch._foreach_add_(list(leaf.unbind()), slopes, alpha=-ctx.rate)
             out.append(None if leaf is None or steps else torch.stack(slopes))
-        return below, *out, None, None, None, torch.zeros_like(ctx.anchor), None
+        return below, *out, None, None, None, torch.zeros_like(ctx.anchor)
 
 
 class BatchNormTwin(Twin):

@@ -8,8 +8,8 @@ from coterie.algorithms import FedAvg
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import n_bytes
-from coterie.engines import chunks as module
-from coterie.engines.chunks import Gatherer, chunk_size, chunks
+from coterie.engines.stacking import chunks as module
+from coterie.engines.stacking.chunks import Gatherer, chunk_size, chunks
 from tiny import mean_model, ragged
 
 CPU = torch.device("cpu")

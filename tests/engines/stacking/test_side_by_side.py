@@ -6,8 +6,8 @@ from coterie.core import Model
 from coterie.core.client import Batch
 from coterie.core.ops import Loop
 from coterie.core.random import seed_key
-from coterie.engines import side
-from coterie.engines.kernels import Stacked
+from coterie.engines.stacking import side_by_side
+from coterie.engines.stacking.kernels import Stacked
 
 
 class Small(nn.Module):
@@ -69,7 +69,7 @@ def test_one_model_and_large_networks_run_alone(monkeypatch):
     used, mine, alone = both(Model(Small), 1)
     assert used is None
     torch.testing.assert_close(mine, alone, rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr(side, "LIGHT", 10)
+    monkeypatch.setattr(side_by_side, "LIGHT", 10)
     assert both(Model(Small), 4)[0] is None
     assert both(Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5))), 4)[0] is None
 
@@ -78,7 +78,7 @@ def test_pieces_do_not_show(monkeypatch):
     model = Model(Small, dtype=torch.float64)
     used, whole, _ = both(model, 3)
     assert used is not None
-    monkeypatch.setattr(side, "PIECE", 7)
+    monkeypatch.setattr(side_by_side, "PIECE", 7)
     torch.testing.assert_close(both(model, 3)[1], whole, rtol=1e-12, atol=1e-12)
 
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coterie.core.client import Batch
-from coterie.core.layers import current_mode, probing
 from coterie.core.model import Model, Network
-from coterie.core.ops import Losses, channels_last, stack_size
+from coterie.core.ops import Losses, channels_last, convolves, stack_size
 from coterie.core.tree import Params, leaves, row, tree_map
-from coterie.engines.first import Watch, Wide
-from coterie.engines.side import SideBySide
+from coterie.engines.stacking.first import Watch, Wide
+from coterie.engines.stacking.mode import probing, stack_mode
+from coterie.engines.stacking.side_by_side import SideBySide
 
 
 class Probes:
@@ -63,7 +63,7 @@ class Probes:
                 known = Known(rows.x, own[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]
                 with probing(self._network, known):
                     columns.append(losses(own, rows))
-            elif _convolves(own) and isinstance(rows.x, Tensor) and rows.x.ndim == 4:
+            elif convolves(own) and isinstance(rows.x, Tensor) and rows.x.ndim == 4:
                 columns.append(_in_pieces(losses, own, rows))
             else:
                 columns.append(losses(own, rows))
@@ -110,10 +110,6 @@ PIECE = 256
 """Images that go through convolutions together: their activations stay in the cache."""
 
 
-def _convolves(model: Params) -> bool:
-    return any(leaf.ndim == 4 for leaf in leaves(model))
-
-
 def _in_pieces(losses: Losses, model: Params, rows: Batch) -> Tensor:
     """Losses of images, some at a time, in the layout that convolutions are fastest in."""
     pieces = [rows.part(start, PIECE) for start in range(0, len(rows.mask), PIECE)]
@@ -153,7 +149,7 @@ class FirstLinear(nn.Module):
         self.register_parameter("bias", like.bias)
 
     def forward(self, x: Tensor) -> Any:
-        first = current_mode().first
+        first = stack_mode().first
         if first is not None and first.answers(self.weight, self.bias, x):
             return first.value().reshape(*x.shape[:-1], -1)
         return functional.linear(x, self.weight, self.bias)

@@ -1,16 +1,20 @@
+import itertools
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from coterie.algorithms import FedAvg
+from coterie.core.algorithm import play
 from coterie.core.client import Batch
 from coterie.core.model import Model
 from coterie.core.ops import Fit, Loop, using
 from coterie.core.random import seed_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import tree_map
-from coterie.engines.kernels import Stacked
+from coterie.engines import Simulation
+from coterie.engines.stacking.kernels import HEAVY, Stacked
 from tiny import alone, centre, mean_model, ragged, rooms
 
 KEY = seed_key(0)
@@ -129,3 +133,36 @@ def test_a_network_that_views_its_images_trains_one_by_one():
     torch.testing.assert_close(
         Stacked().fit(fit, tree), Loop().fit(fit, tree), rtol=1e-9, atol=1e-9
     )
+
+
+def wide_net():
+    """58,000 weights; a client's convolutions put out 16 x 26 x 26 + 32 x 11 x 11 a sample."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(800, 64),
+        nn.ReLU(),
+        nn.Linear(64, 3),
+    )
+
+
+@pytest.mark.parametrize(("batch_size", "path"), [(4, "twins"), (None, "loop")])
+def test_shapes_choose_the_kernel_and_fresh_runs_agree_to_the_last_bit(batch_size, path):
+    # 40 rows put out 40 * 14,688 = 587,520 numbers, above CROWDED; 4 rows 58,752, below.
+    data = ragged(40, 37, shape=(1, 28, 28))
+    assert sum(leaf.numel() for leaf in Model(wide_net).init(KEY).values()) >= HEAVY
+    ends, plans = [], []
+    for _ in range(2):
+        method = FedAvg(Model(wide_net), LocalSGD(0.05, batch_size=batch_size, steps=3))
+        fed = Simulation(data, chunk=2)
+        *_, (state, _) = itertools.islice(play(method, fed), 3)
+        ends.append(state.params)
+        plans.append(fed.plan["kernels"])
+    assert [choice["path"] for choice in plans[0].values()] == [path]
+    assert plans[0] == plans[1]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
