@@ -1,4 +1,4 @@
-"""Pictures of reproduced tables: published figures and ours side by side; curves for figures."""
+"""Draw reproduced tables: published figures and ours side by side, or curves over the rounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ WORDS = {
 
 
 def picture(recipe: Recipe, plan: Plan, path: Path) -> None:
-    """Draw a table, or the curves of a figure."""
+    """Draw a table or a figure."""
     with styled():
         draw = {None: _table, "matrix": _matrices}.get(recipe.curves, _curves)
         page = draw(recipe, plan)
@@ -43,7 +43,7 @@ def _page(width: float, height: float, title: str) -> "Figure":
 
 
 def _table(recipe: Recipe, plan: Plan) -> "Figure":
-    """A panel per block and column; a line per method: a bar for theirs, a dot for ours."""
+    """One panel per block and column, with one line per method: a bar for theirs, dots for ours."""
     parts = list(dict.fromkeys(entry.part for entry in recipe.entries))
     columns = list(dict.fromkeys(entry.column for entry in recipe.entries))
     rows = [list(dict.fromkeys(e.row for e in recipe.entries if e.part == p)) for p in parts]
@@ -56,7 +56,7 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
             own = {e.row: e for e in recipe.entries if (e.part, e.column) == (part, column)}
             axes = grid[i][j]
             marks |= _panel(axes, own, rows[i], recipe, plan)
-            # Above all of its panels a block's name has room; beside one it has not.
+            # The name of a block is too long for one panel, so it is above the first.
             title = f"{part if not j else ''}\n{column}" if column and part else part or column
             axes.set_title(title, fontsize=10, color=INK, loc="left")
             if j:
@@ -68,7 +68,7 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
 def _panel(
     axes: "Axes", own: dict[str, Entry], rows: Sequence[str], recipe: Recipe, plan: Plan
 ) -> set[str]:
-    """A line per row; which kinds of marks there are."""
+    """Draw one line per row; return the kinds of marks that were used."""
     marks = set()
     for y, row in enumerate(rows):
         entry = own.get(row)
@@ -99,7 +99,7 @@ def _panel(
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.08)
-    axes.locator_params(axis="x", nbins=5)  # long decimals would run into each other
+    axes.locator_params(axis="x", nbins=5)  # long decimals would overlap
     return marks
 
 
@@ -119,7 +119,7 @@ def _key(marks: set[str]) -> list[Any]:
 
 
 def _curves(recipe: Recipe, plan: Plan) -> "Figure":
-    """A panel per block: the mean over seeds by round, with the band from least to most."""
+    """One panel per block: the mean over seeds by round, with a band from minimum to maximum."""
     assert recipe.curves is not None
     parts = list(dict.fromkeys(entry.part for entry in recipe.entries))
     wide = min(len(parts), 3)
@@ -132,7 +132,7 @@ def _curves(recipe: Recipe, plan: Plan) -> "Figure":
     for i, part in enumerate(parts):
         axes = grid.flat[i]
         entries = [entry for entry in recipe.entries if entry.part == part]
-        # a row has one curve, however many of its figures the table shows
+        # one curve per row, even if the table shows several of its figures
         own = list({(e.row, e.study and e.study.name): e for e in entries}.values())
         for j, entry in enumerate(own):
             _curve(axes, entry, recipe, plan, COLOURS[j % len(COLOURS)], len(own) > 1)
@@ -165,7 +165,7 @@ def _curve(
 
 
 def _matrices(recipe: Recipe, plan: Plan) -> "Figure":
-    """A square per method: loss of each group's model (down) on each group's data (across)."""
+    """One square per method: the loss of each group's model (rows) on each group (columns)."""
     page = _page(3.6 * len(recipe.entries) + 0.8, 4.2, f"{recipe.paper}, {recipe.title}")
     grid = page.subplots(1, len(recipe.entries), squeeze=False)[0]
     drawn = [figures(entry, recipe, plan)[1] for entry in recipe.entries]

@@ -1,4 +1,4 @@
-"""Pages of results for the documentation, made from the summaries that runs leave."""
+"""Write the result pages of the documentation from the summaries of the runs."""
 
 import json
 from pathlib import Path
@@ -6,19 +6,19 @@ from typing import Any
 
 from coterie.running.folder import write
 from coterie.running.progress import duration
-from coterie_lab import recipes  # noqa: F401 - lists them
+from coterie_lab import recipes  # noqa: F401 - registers them
 from coterie_lab.recipe import RECIPES, Recipe
-from coterie_lab.reproduce import Plan, machine, stored, summary_path
+from coterie_lab.reproduce import Plan, machine, read_summary, summary_path
 from coterie_lab.tables import figures, markdown
 
 STORE = "summaries.jsonl"
 
 
 def write_pages(plan: Plan, folder: Path) -> list[Path]:
-    """A page and a picture per table that has results, an index, and the summaries themselves.
+    """Write a page and a picture for each table with results, an index, and the summaries.
 
-    Summaries kept in the folder are taken in first, so that runs made elsewhere are not lost; of
-    two of the same run the one with more rounds is kept.
+    The summaries that are already in the folder are read first, so that runs from other machines
+    are not lost. If a run has two summaries, the one with more rounds is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = take_in(plan, folder / STORE)
@@ -38,10 +38,10 @@ def write_pages(plan: Plan, folder: Path) -> list[Path]:
 
 
 def take_in(plan: Plan, store: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Summaries of a store put beside those of the plan; all of them by study and seed."""
+    """Add the summaries of a store to those of the plan; return all of them by study and seed."""
     known = json_lines(store)
     for one in known:
-        here = stored(plan, one["study"], one["seed"])
+        here = read_summary(plan, one["study"], one["seed"])
         if one["scale"] == plan.scale and (here is None or here["rounds"] < one["rounds"]):
             path = summary_path(plan, one["study"], one["seed"])
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,19 +50,19 @@ def take_in(plan: Plan, store: Path) -> dict[tuple[str, int], dict[str, Any]]:
     for recipe in RECIPES.values():
         for study in recipe.studies():
             for seed in recipe.seeds:
-                found = stored(plan, study.name, seed)
+                found = read_summary(plan, study.name, seed)
                 if found is not None:
                     out[study.name, seed] = found
     return out
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The summaries of a store."""
+    """Read the summaries of a store."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _runs(recipe: Recipe, plan: Plan) -> list[dict[str, Any]]:
-    found = [stored(plan, s.name, seed) for s in recipe.studies() for seed in recipe.seeds]
+    found = [read_summary(plan, s.name, seed) for s in recipe.studies() for seed in recipe.seeds]
     return [one for one in found if one is not None]
 
 
@@ -73,16 +73,16 @@ def _page(recipe: Recipe, plan: Plan) -> str:
     seconds = sum(one["seconds"] for one in runs)
     text = [f"# {recipe.paper}, {recipe.title}", ""]
     text += ["<!-- skip -->", "```console", f"$ coterie reproduce {recipe.name}", "```", ""]
-    state = f"{len(runs)} of {whole} runs are done"
+    state = f"{len(runs)} of {whole} runs are finished"
     if short:
         state += f", {len(short)} of them with fewer rounds than published"
     text += [
-        f"{state}; they took {duration(seconds)} on {hardware(runs)}. Entries without a figure "
-        "have not run yet, or their method is not built yet; they fill in when they are.",
+        f"This page compares the published figures with ours. {state}. They took "
+        f"{duration(seconds)} on {hardware(runs)}.",
         "",
-        "Bold: outside two published deviations and outside "
-        "0.5 points of accuracy or 0.05 of ARI, whichever is wider. Runs with fewer rounds than "
-        "published are not judged.",
+        "A figure is bold if it differs from the published one by more than two published standard "
+        "deviations and by more than 0.5 points of accuracy or 0.05 of ARI. Figures of runs with "
+        "fewer rounds than published are never bold.",
         "",
         markdown(recipe, plan),
         f"![Published figures and ours]({recipe.name}.png)",
@@ -90,16 +90,17 @@ def _page(recipe: Recipe, plan: Plan) -> str:
     ]
     if recipe.notes:
         text += ["## Notes", "", *(f"- {note}" for note in recipe.notes), ""]
-    checked = _checked(recipe, plan)
-    if checked:
-        text += ["## What was checked", "", *(f"- {one}" for one in checked), ""]
+    checks = _check_averages(recipe, plan)
+    if checks:
+        text += ["## Checks", "", *(f"- {one}" for one in checks), ""]
     if recipe.departures:
-        text += ["## Departures", "", *(f"- {one}" for one in recipe.departures), ""]
+        text += ["## Differences from the paper", ""]
+        text += [*(f"- {one}" for one in recipe.departures), ""]
     return "\n".join(text).rstrip() + "\n"
 
 
-def _checked(recipe: Recipe, plan: Plan) -> list[str]:
-    """Facts that follow from the runs and that no published figure shows."""
+def _check_averages(recipe: Recipe, plan: Plan) -> list[str]:
+    """Compare the test accuracy of FedAvg with its training accuracy and with what is possible."""
     out = []
     for entry in recipe.entries:
         _, found = figures(entry, recipe, plan)
@@ -108,32 +109,35 @@ def _checked(recipe: Recipe, plan: Plan) -> list[str]:
         own = [one["accuracy"] for one in found]
         train = [one["train_accuracy"] for one in found]
         text = (
-            f"{entry.part}, {entry.column}: FedAvg has {max(own):.1f} % at most on test data and "
-            f"{max(train):.1f} % on training data"
+            f"{entry.part}, {entry.column}: the highest accuracy of FedAvg is {max(own):.1f} % on "
+            f"test data and {max(train):.1f} % on training data"
         )
         if entry.part == "Concept shift":
-            verdict = "keeps to" if max(own) <= 62 else "does not keep to"
-            text += f"; it {verdict} the 60 % that no single model can exceed by more than noise"
+            verdict = "respects" if max(own) <= 62 else "violates"
+            text += f"; it {verdict} the limit of 60 % for any single model (up to noise)"
         out.append(text + ".")
     return out
 
 
 def hardware(runs: list[dict[str, Any]]) -> str:
-    """What the runs ran on."""
+    """The machines of the runs."""
     kinds = sorted({(one["threads"], one.get("machine") or machine()) for one in runs})
     return "; ".join(f"{n} thread{'s' if n > 1 else ''} of a {kind}" for n, kind in kinds)
 
 
 def _index(plan: Plan, done: list[Recipe]) -> str:
     text = [
-        "# Published tables, run again",
+        "# Results",
         "",
-        "Every page has the command, the published figures, ours, and where the two differ. The",
-        "figures come from [the summaries](summaries.jsonl) that runs leave; nothing on these",
-        "pages is written by hand. Times are those of a clock on the wall; the machine was shared",
-        "with other work, which now and then stopped these runs.",
+        "These pages compare published tables with our own runs. Each page has the command, the",
+        "published figures, our figures, and how our runs differ from the paper. The pages are",
+        "generated from [the summaries](summaries.jsonl) of the runs. Times are wall-clock times;",
+        "the machine was shared with other programs, which sometimes interrupted the runs.",
         "",
-        "| table | what | runs done | hours for all, one core |",
+        "A row with the name of a paper's method is the method as printed. `census`, `blend` and",
+        "`mosaic` are our own methods.",
+        "",
+        "| table | content | finished runs | hours for all runs, one core |",
         "|---|---|---|---|",
     ]
     for recipe in RECIPES.values():

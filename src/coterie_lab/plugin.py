@@ -1,4 +1,4 @@
-"""What the laboratory adds to the library; imported when the library looks for a name.
+"""What the laboratory adds to the library. The library imports it when it looks up a name.
 
 Importing this module registers the published partitions (`coterie.data.PROBLEMS`), the published
 networks (`coterie.models.MODELS`) and the list of recipes.
@@ -16,16 +16,16 @@ assert published
 
 
 def list_recipes() -> dict[str, Entry]:
-    """Published tables and figures, each with a line and a text that explains it."""
-    from coterie_lab import recipes  # noqa: F401 - lists them
+    """All published tables and figures, each with a title and an explanation."""
+    from coterie_lab import recipes  # noqa: F401 - registers them
     from coterie_lab.recipe import RECIPES, Recipe
 
     def explain(name: str, recipe: Recipe) -> str:
         parts = [
             f"Run it with: coterie reproduce {name}",
             f"{len(recipe.studies())} studies with {len(recipe.seeds)} seeds, about "
-            f"{recipe.hours():.1f} hours on one core. A quick look: --scale quick",
-            *(f"Departure: {text}" for text in recipe.departures),
+            f"{recipe.hours():.1f} hours on one core. For a quick check: --scale quick",
+            *(f"Difference from the paper: {text}" for text in recipe.departures),
             *recipe.notes,
         ]
         return "\n".join(parts)

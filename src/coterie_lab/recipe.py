@@ -1,7 +1,7 @@
-"""Published tables and figures as data: which runs, which of their figures, what was printed.
+"""Published tables and figures as data: the runs they need and the figures that were printed.
 
-A `Study` is one experiment with one method; several tables may show figures of the same study. A
-`Recipe` is a table or figure: entries, each a figure of a study beside the published one.
+A `Study` is one experiment with one method. Several tables may use the same study. A `Recipe` is a
+table or figure. Each of its entries compares a figure of a study with the published figure.
 """
 
 import math
@@ -16,7 +16,7 @@ from coterie.running.build import Description
 
 SCALES = ("paper", "quick")
 SPEED = 20e9
-"""Operations per second of one core, for estimates; studies state theirs in this unit."""
+"""Floating point operations per second of one core, used to estimate running times."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,20 @@ class Study:
     Parameters
     ----------
     name
-        Path-like and unique, as "clove/mnist/label-skew-1/ifca".
+        Unique name in the form of a path, such as "clove/mnist/label-skew-1/ifca".
     describe
-        `describe(seed, scale)`: the run file.
+        `describe(seed, scale)` returns the run file.
     source
-        Data set it needs; None for data made from a seed.
+        The data set that the study needs; None if the data are generated from a seed.
     seconds
-        Estimate for one seed at paper scale, on one core.
+        Estimated time for one seed at paper scale, on one core.
     quick
-        Whether there is a version that takes seconds.
-    after, trial
-        `after(result)` adds figures to those of the run; `trial(seed, scale)` gives all of them
-        for a study that is no single run. Its run file stands for one of the runs.
+        Whether the study has a quick version that takes seconds.
+    after
+        `after(result)` returns further figures of a finished run.
+    trial
+        For a study of many short runs: `trial(seed, scale)` returns all its figures. The run file
+        then describes one of these runs.
     """
 
     name: str
@@ -45,13 +47,13 @@ class Study:
     source: str | None = None
     seconds: float = 60.0
     quick: bool = True
-    after: Callable[[Any], dict[str, Any]] | None = None  # more figures from a finished run
-    trial: Callable[[int, str], dict[str, Any]] | None = None  # figures of many short runs instead
+    after: Callable[[Any], dict[str, Any]] | None = None
+    trial: Callable[[int, str], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Value:
-    """A printed figure: mean and deviation; no mean for a dash (never reached)."""
+    """A published figure: mean and standard deviation; no mean if the paper prints a dash."""
 
     mean: float | None
     std: float | None = None
@@ -59,7 +61,7 @@ class Value:
 
     @classmethod
     def of(cls, text: str) -> "Value | None":
-        """Read "99.8 ± 0.1", "2.0" or "—"; None for nothing.
+        """Read "99.8 ± 0.1", "2.0" or "—"; None for an empty text.
 
         >>> Value.of("99.8 ± 0.1").mean, Value.of("—").mean, Value.of("")
         (99.8, None, None)
@@ -75,9 +77,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Entry:
-    """One place of a table: a figure of a study (None: its method is not built yet)."""
+    """One cell of a table: a figure of a study. The study is None if its method does not exist."""
 
-    part: str  # the block of the table, as "Label skew 1"
+    part: str  # the block of the table, for example "Label skew 1"
     row: str  # the method
     column: str
     metric: str
@@ -93,11 +95,13 @@ class Recipe:
     Parameters
     ----------
     seeds
-        Seeds of the publication.
+        The seeds of the publication.
     curves
-        For a figure: the figure of each round that is drawn.
+        For a figure: the metric that is drawn over the rounds.
     departures
-        Where the runs differ from the publication, and why.
+        How the runs differ from the publication, and why.
+    notes
+        Remarks on the results.
     """
 
     name: str
@@ -110,14 +114,14 @@ class Recipe:
     notes: tuple[str, ...] = ()
 
     def studies(self) -> list[Study]:
-        """What has to run, each once, in the order of the table."""
+        """All studies of the table, each once, in the order of the table."""
         found = {e.study.name: e.study for e in self.entries if e.study is not None}
         return list(found.values())
 
-    def chosen(
+    def select(
         self, cells: str | None, methods: Iterable[str] | None, scale: str = "paper"
     ) -> list[Study]:
-        """The studies whose name matches a pattern and whose method is wanted."""
+        """Select the studies whose name matches a pattern and whose method is in a list."""
         wanted = {_plain(name): name for name in methods or ()}
         known = {_plain(_method_of(study)): _method_of(study) for study in self.studies()}
         for method in wanted.keys() - known.keys():
@@ -131,7 +135,7 @@ class Recipe:
         ]
 
     def hours(self, seeds: int | None = None) -> float:
-        """Estimate for the whole table on one core."""
+        """Estimated hours for the whole table on one core."""
         n = len(self.seeds) if seeds is None else seeds
         return sum(study.seconds for study in self.studies()) * n / 3600
 
@@ -141,7 +145,7 @@ def _method_of(study: Study) -> str:
 
 
 def _plain(name: str) -> str:
-    """A method's name as people may write it: FedGEM-BIC, fedgem_bic."""
+    """Normalise the name of a method, so that FedGEM-BIC and fedgem_bic are the same."""
     return name.lower().replace("-", "_")
 
 
@@ -164,19 +168,19 @@ METHODS = {
     "CLoVE": "clove",
     "CLoVE (ours)": "clove_ours",
 }
-"""Names the papers print, and the methods here."""
+"""The names that the papers print, and the names of the methods."""
 VARIANTS = {"clove_ours": "clove"}
 """Rows that are another row's method with our own options."""
 
 
-def built(row: str) -> bool:
-    """Whether a method of a table is here."""
+def is_built(row: str) -> bool:
+    """Whether the method of a table row exists."""
     name = METHODS.get(row, row.lower())
     return VARIANTS.get(name, name) in REGISTRY
 
 
 def method(row: str, n_groups: int | None, **options: dict[str, Any]) -> dict[str, Any]:
-    """The table [algorithm] of a method; `options` by the method's own name."""
+    """The [algorithm] table of a method; `options` are given by the name of the method."""
     from dataclasses import fields
 
     variant = METHODS[row]
@@ -191,37 +195,51 @@ def method(row: str, n_groups: int | None, **options: dict[str, Any]) -> dict[st
 def estimate(
     rounds: int, samples: float, forward: float, epochs: float = 1, probes: float = 0
 ) -> float:
-    """Seconds of a run: samples per round, flops of one forward pass, models that are probed."""
+    """Estimate the seconds of a run.
+
+    Parameters
+    ----------
+    rounds
+        Number of rounds.
+    samples
+        Samples per round, over all clients.
+    forward
+        Floating point operations of one forward pass.
+    epochs
+        Local epochs per round.
+    probes
+        Models that every client evaluates in a round.
+    """
     return rounds * samples * forward * (3 * epochs + probes) / SPEED
 
 
 @dataclass
 class Figures:
-    """What all seeds of a study gave for one metric."""
+    """The values of one metric for all seeds of a study."""
 
     values: list[float | None] = field(default_factory=list)
 
     @property
     def numbers(self) -> list[float]:
-        """The values, none if one of them is missing."""
+        """The values; an empty list if one of them is missing."""
         found = [v for v in self.values if v is not None]
         return found if len(found) == len(self.values) else []
 
     @property
     def mean(self) -> float | None:
-        """Mean over seeds; None if there are none, or one never got there."""
+        """Mean over seeds; None if there is no value or one is missing."""
         return sum(self.numbers) / len(self.numbers) if self.numbers else None
 
     @property
     def std(self) -> float | None:
-        """Population deviation, as the papers have it; None for one seed."""
+        """Population standard deviation, as in the papers; None for one seed."""
         mean = self.mean
         if mean is None or len(self.numbers) < 2:
             return None
         return math.sqrt(sum((v - mean) ** 2 for v in self.numbers) / len(self.numbers))
 
     def text(self, digits: int) -> str:
-        """As the papers print it, with the number of seeds if it is one."""
+        """The figure as the papers print it: mean ± standard deviation."""
         if not self.values:
             return "not run yet"
         if self.mean is None:
@@ -235,13 +253,13 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def add(recipe: Recipe) -> Recipe:
-    """List a recipe."""
+    """Register a recipe."""
     RECIPES[recipe.name] = recipe
     return recipe
 
 
 def find(name: str) -> Recipe:
-    """A recipe by name."""
+    """Find a recipe by name."""
     if name not in RECIPES:
         raise ConfigError(unknown("recipe", name, RECIPES))
     return RECIPES[name]

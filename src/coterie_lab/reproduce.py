@@ -1,6 +1,6 @@
-"""Published tables run again: what is missing runs, what is there is kept.
+"""Run the experiments of published tables; finished runs are not repeated.
 
-OUT/runs/SCALE/STUDY/seed-N/         run folders, resumed where they stopped
+OUT/runs/SCALE/STUDY/seed-N/             run folders, resumed if they were interrupted
 OUT/summaries/SCALE/STUDY--seed-N.json   the figures of a finished run
 OUT/tables/RECIPE[-quick].md, .csv, .tex, .png
 """
@@ -25,7 +25,7 @@ from coterie.running.folder import no_nan, read_json, to_json, write
 from coterie.running.loop import resume, run
 from coterie.running.progress import Progress, Silent, chosen, duration
 from coterie_lab import (
-    recipes,  # noqa: F401 - lists them
+    recipes,  # noqa: F401 - registers them
     sources,
 )
 from coterie_lab.recipe import RECIPES, Recipe, Study
@@ -33,12 +33,22 @@ from coterie_lab.recipe import RECIPES, Recipe, Study
 
 @dataclass(frozen=True)
 class Plan:
-    """How runs are made; nothing here changes what they compute beyond rounding.
+    """How to run the studies. Only `scale` and `rounds` change the results by more than rounding.
 
     Parameters
     ----------
+    out
+        Folder for runs, summaries and tables.
+    scale
+        "paper" for the published size, "quick" for a check that takes seconds per run.
+    engine
+        Engine of the simulation.
+    threads
+        Threads per run.
     rounds
-        Stop after so many rounds instead of the published number; the tables say so.
+        Stop after this number of rounds instead of the published number. The tables say so.
+    data_dir
+        Folder of the data sets; None for the usual folders.
     """
 
     out: Path = Path("results")
@@ -62,24 +72,24 @@ class Task:
 
 
 def summary_path(plan: Plan, study: str, seed: int) -> Path:
-    """Where the figures of a run are kept."""
+    """The file with the figures of a run."""
     name = f"{study.replace('/', '--')}--seed-{seed}.json"
     return plan.out / "summaries" / plan.scale / name
 
 
-def stored(plan: Plan, study: str, seed: int) -> dict[str, Any] | None:
-    """The figures of a finished run; None if there are none."""
+def read_summary(plan: Plan, study: str, seed: int) -> dict[str, Any] | None:
+    """Read the figures of a finished run; None if it has not run."""
     path = summary_path(plan, study, seed)
     return read_json(path) if path.exists() else None
 
 
-def missing(plan: Plan, studies: Iterable[Study], seeds: Iterable[int]) -> list[Task]:
-    """What has not run: the first seed of every study, then the second, and so on."""
+def list_missing(plan: Plan, studies: Iterable[Study], seeds: Iterable[int]) -> list[Task]:
+    """List the missing runs: the first seed of all studies, then the second, and so on."""
     studies = list(studies)
     out = []
     for seed in seeds:
         for study in studies:
-            kept = stored(plan, study.name, seed)
+            kept = read_summary(plan, study.name, seed)
             wanted = description(study, seed, plan)["run"]["rounds"]
             if kept is None or (kept["rounds"] < wanted and not kept.get("done")):
                 out.append(Task(study, seed))
@@ -87,7 +97,7 @@ def missing(plan: Plan, studies: Iterable[Study], seeds: Iterable[int]) -> list[
 
 
 def description(study: Study, seed: int, plan: Plan) -> dict[str, Any]:
-    """The run file of a study under a plan."""
+    """The run file of a study, with the settings of a plan."""
     tables = study.describe(seed, plan.scale)
     settings = tables["run"]
     settings |= {"engine": plan.engine, "threads": plan.threads}
@@ -100,8 +110,8 @@ def description(study: Study, seed: int, plan: Plan) -> dict[str, Any]:
     return tables
 
 
-def lacking(studies: Iterable[Study], data_dir: str | None = None) -> dict[str, str]:
-    """Data sets that are not there, each with what to do about it."""
+def list_missing_data(studies: Iterable[Study], data_dir: str | None = None) -> dict[str, str]:
+    """List the data sets that were not found, each with what to do."""
     names = sorted({s.source for s in studies if s.source is not None})
     return {
         name: sources.source(name).missing(data_dir)
@@ -111,16 +121,16 @@ def lacking(studies: Iterable[Study], data_dir: str | None = None) -> dict[str, 
 
 
 def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[str, Any]:
-    """Run one seed of one study, from where it stopped if it did, and keep its figures."""
+    """Run one seed of one study, or resume it, and save its figures."""
     tables = description(task.study, task.seed, plan)
     if task.study.trial is not None:
-        return _tried(task, plan, tables["run"]["rounds"])
+        return _run_trial(task, plan, tables["run"]["rounds"])
     folder = plan.out / "runs" / plan.scale / task.study.name / f"seed-{task.seed}"
     ready = build(tables)
     if any((folder / "checkpoint").glob("*.json")):
         result = resume(ready.algorithm, ready.data, ready.settings, folder, chosen(progress))
     else:
-        if folder.exists():  # killed before the first checkpoint
+        if folder.exists():  # the run was interrupted before its first checkpoint
             shutil.rmtree(folder)
         result = run(ready.algorithm, ready.data, ready.settings, folder, chosen(progress))
     figures = summarise(task, plan, result)
@@ -128,14 +138,14 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, to_json(no_nan(figures)))
     whole = task.study.describe(task.seed, plan.scale)["run"]["rounds"]
-    if figures["done"] or figures["rounds"] >= whole:  # what is left is needed only to go on
+    if figures["done"] or figures["rounds"] >= whole:  # checkpoints are only needed to resume
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         shutil.rmtree(folder / "final", ignore_errors=True)
     return figures
 
 
-def _tried(task: Task, plan: Plan, rounds: int) -> dict[str, Any]:
-    """A study of many short runs: nothing to resume, figures kept at the end."""
+def _run_trial(task: Task, plan: Plan, rounds: int) -> dict[str, Any]:
+    """Run a study of many short runs and save its figures; it cannot be resumed."""
     assert task.study.trial is not None
     began = time.perf_counter()
     found = task.study.trial(task.seed, plan.scale)
@@ -159,18 +169,18 @@ def _tried(task: Task, plan: Plan, rounds: int) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """The class of hardware, without names."""
+    """The kind of machine, without its name."""
     return f"{os.cpu_count()}-core {platform.machine()} CPU, no GPU"
 
 
 def summarise(task: Task, plan: Plan, result: Result) -> dict[str, Any]:
-    """The figures of a run that tables and pages need; small enough to keep for good."""
+    """Collect the figures of a run that tables and pages show."""
     assert result.folder is not None
     rounds = result.rounds
     timings = _lines(result.folder / "timings.jsonl")
     whole = task.study.describe(task.seed, plan.scale)["run"]["rounds"]
     done = bool(result.algorithm.done(result.state))
-    if done:  # the method itself says that nothing is left
+    if done:  # the method has finished before the published number of rounds
         whole = len(rounds)
     ari = [line.get("ari_participants", line.get("ari")) for line in rounds]
     seen = [line.get("ari") for line in rounds]
@@ -205,7 +215,7 @@ def summarise(task: Task, plan: Plan, result: Result) -> dict[str, Any]:
         figures["by_round"] = {
             "ari": [None if v is None else round(v, 4) for v in ari],
             "ari_seen": [None if v is None else round(v, 4) for v in seen],
-            "identity": [_rounded(line.get("identity")) for line in rounds],
+            "identity": [_round(line.get("identity")) for line in rounds],
         }
         figures["identity"] = rounds[-1].get("identity")
         stable = [line.get("stable") for line in rounds]
@@ -222,7 +232,7 @@ def summarise(task: Task, plan: Plan, result: Result) -> dict[str, Any]:
     return figures
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
@@ -241,33 +251,35 @@ def reproduce(
     jobs: int = 1,
     quiet: bool = False,
 ) -> list[Path]:
-    """Run what is missing of a table, then write it; the files it was written to."""
+    """Run the missing studies of a table, then write the table; return its files."""
     from coterie_lab.tables import write_tables
 
     wanted = recipe.seeds[: (1 if plan.scale == "quick" else None) if seeds is None else seeds]
     if seed is not None:
         if seed not in recipe.seeds:
             known = ", ".join(map(str, recipe.seeds))
-            raise ConfigError(f"{recipe.name}: no seed {seed}. Those of the paper: {known}.")
+            raise ConfigError(
+                f"{recipe.name}: unknown seed {seed}. The seeds of the paper are {known}."
+            )
         wanted = (seed,)
-    studies = recipe.chosen(cells, methods, plan.scale)
-    absent = lacking(studies, plan.data_dir)
+    studies = recipe.select(cells, methods, plan.scale)
+    absent = list_missing_data(studies, plan.data_dir)
     if absent and len(absent) == len({s.source for s in studies}):
         raise DataError(next(iter(absent.values())))
     say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     for text in absent.values():
-        say(f"Left out: {text}")
+        say(f"Skipped: {text}")
     studies = [study for study in studies if study.source not in absent]
-    todo = missing(plan, studies, wanted)
+    todo = list_missing(plan, studies, wanted)
     n = len(studies) * len(wanted)
-    say(f"{recipe.name}: {recipe.title}. {n - len(todo)} of {n} runs are there.")
-    for text in _performed(todo, plan, jobs, show=not quiet):
+    say(f"{recipe.name}: {recipe.title}. {n - len(todo)} of {n} runs are finished.")
+    for text in _perform_all(todo, plan, jobs, show=not quiet):
         say(text)
     return write_tables(recipe, plan)
 
 
-def _performed(todo: list[Task], plan: Plan, jobs: int, show: bool) -> Iterable[str]:
-    """Do the tasks; a line for each, with the time left at the pace so far."""
+def _perform_all(todo: list[Task], plan: Plan, jobs: int, show: bool) -> Iterable[str]:
+    """Run the tasks; yield one line for each, with an estimate of the remaining time."""
     began, done, ahead = time.monotonic(), 0.0, sum(task.study.seconds for task in todo)
     for number, (task, figures) in enumerate(_results(todo, plan, jobs, show), start=1):
         done += task.study.seconds
@@ -297,7 +309,7 @@ def _results(
             shown = chosen(True) if show and _on_screen() else Silent()
             yield task, perform(task, plan, shown)
         return
-    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+    context = multiprocessing.get_context("spawn")  # torch threads do not survive a fork
     with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as workers:
         running = {
             workers.submit(_by_name, task.study.name, task.seed, plan): task for task in todo
@@ -315,9 +327,9 @@ def _on_screen() -> bool:
 
 
 def _by_name(study: str, seed: int, plan: Plan) -> dict[str, Any]:
-    """A task in another process, where the recipe is made anew from its name."""
+    """Run a task in another process, which finds the study by its name."""
     found = next(s for recipe in RECIPES.values() for s in recipe.studies() if s.name == study)
     return perform(Task(found, seed), plan)
 
 
-assert data  # imported for the partitions it lists
+assert data  # imported to register its partitions

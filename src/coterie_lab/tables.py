@@ -1,4 +1,4 @@
-"""Tables of published figures beside ours: Markdown, CSV, LaTeX and a picture."""
+"""Tables of published figures and ours: Markdown, CSV, LaTeX and a picture."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.running.folder import write
 from coterie_lab.recipe import Entry, Figures, Recipe
-from coterie_lab.reproduce import Plan, stored
+from coterie_lab.reproduce import Plan, read_summary
 
 DIGITS = {"accuracy": 1, "ari": 2, "ari_round_11": 2, "first_round": 1, "stable_round": 1}
 BAR = {"accuracy": 0.5, "ari": 0.05, "ari_round_11": 0.05}
@@ -17,23 +17,26 @@ NOT_RUN, NOT_BUILT = "not run yet", "not built yet"
 
 
 def figures(entry: Entry, recipe: Recipe, plan: Plan) -> tuple[Figures, list[dict[str, Any]]]:
-    """What the seeds that ran gave for an entry, and their whole summaries."""
+    """The figures of an entry for all finished seeds, and the summaries of these runs."""
     if entry.study is None:
         return Figures(), []
-    kept = [stored(plan, entry.study.name, seed) for seed in recipe.seeds]
+    kept = [read_summary(plan, entry.study.name, seed) for seed in recipe.seeds]
     found = [one for one in kept if one is not None]
     return Figures([one.get(entry.metric) for one in found]), found
 
 
 def difference(entry: Entry, ours: Figures) -> float | None:
-    """Ours less the published mean."""
+    """Our mean minus the published mean."""
     if entry.published is None or entry.published.mean is None or ours.mean is None:
         return None
     return ours.mean - entry.published.mean
 
 
 def agrees(entry: Entry, ours: Figures) -> bool | None:
-    """Within two published deviations or the bar of the metric; None where nothing compares."""
+    """Whether our mean is within two published standard deviations or the bar of the metric.
+
+    None if there is nothing to compare.
+    """
     if not ours.values or entry.published is None:
         return None
     if entry.published.mean is None or ours.mean is None:
@@ -43,13 +46,13 @@ def agrees(entry: Entry, ours: Figures) -> bool | None:
 
 
 class Notes:
-    """Footnotes, numbered in order of first use."""
+    """Footnotes, numbered in the order of their first use."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def mark(self, texts: list[str]) -> str:
-        """The numbers of some notes."""
+        """Add notes and return their numbers."""
         for text in texts:
             if text not in self.texts:
                 self.texts.append(text)
@@ -57,7 +60,7 @@ class Notes:
 
 
 def line(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes) -> dict[str, str]:
-    """One entry as text."""
+    """The cells of one entry, as text."""
     ours, found = figures(entry, recipe, plan)
     own = list(entry.notes)
     digits = _digits(entry)
@@ -95,7 +98,7 @@ def _digits(entry: Entry) -> int:
 
 
 def markdown(recipe: Recipe, plan: Plan) -> str:
-    """The table with a column triple per data set, notes below."""
+    """The table in Markdown: three columns per data set, with footnotes below."""
     notes = Notes()
     lines = [line(entry, recipe, plan, notes) for entry in recipe.entries]
     columns = list(dict.fromkeys(one["column"] for one in lines))
@@ -126,7 +129,7 @@ def _cells(one: dict[str, str]) -> list[str]:
 
 
 def comma_separated(recipe: Recipe, plan: Plan) -> str:
-    """A line per entry, with further figures of the runs."""
+    """The table as CSV: one line per entry, with further figures of the runs."""
     notes = Notes()
     text = io.StringIO()
     more = ["ari_round_10", "train_accuracy", "worst_decile", "loss", "rounds"]
@@ -148,7 +151,7 @@ def _mean(values: list[Any]) -> str:
 
 
 def latex(recipe: Recipe, plan: Plan) -> str:
-    """A tabular: published and ours side by side."""
+    """The table in LaTeX: a tabular with published figures and ours side by side."""
     notes = Notes()
     lines = [line(entry, recipe, plan, notes) for entry in recipe.entries]
     columns = list(dict.fromkeys(one["column"] for one in lines))
@@ -173,12 +176,16 @@ def _tex(text: str) -> str:
 
 
 def write_tables(recipe: Recipe, plan: Plan) -> list[Path]:
-    """Write all forms of a table; a picture if matplotlib is there."""
+    """Write a table in all formats; the picture needs matplotlib."""
     folder = plan.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     stem = recipe.name + ("" if plan.scale == "paper" else f"-{plan.scale}")
     head = f"# {recipe.paper}, {recipe.title}\n\n"
-    scale = "" if plan.scale == "paper" else "Cut down to a quick look: no figure compares.\n\n"
+    scale = (
+        ""
+        if plan.scale == "paper"
+        else "Quick scale: the figures are not comparable with the published ones.\n\n"
+    )
     forms: dict[str, Callable[[], str]] = {
         "md": lambda: head + scale + markdown(recipe, plan),
         "csv": lambda: comma_separated(recipe, plan),

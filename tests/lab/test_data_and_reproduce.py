@@ -42,7 +42,7 @@ def test_the_list_says_what_is_here(call, folder):
     code, out, _ = call("data", "list", "--data-dir", folder, "--json")
     found = {row["name"]: row["state"] for row in json.loads(out)}
     assert code in (0, None)
-    assert found["mnist"] == "here"
+    assert found["mnist"] == "found"
     assert found["cifar10"] == "missing"
 
 

@@ -13,7 +13,7 @@ from coterie.models.vae import bernoulli
 from coterie.running.loop import Settings, run
 from coterie_lab import recipes  # noqa: F401 - lists them
 from coterie_lab.recipe import find
-from coterie_lab.recipes.fedgmi import decoded
+from coterie_lab.recipes.fedgmi import score_samples
 
 
 def test_decoders_share_the_runs_of_the_tables():
@@ -43,5 +43,5 @@ def test_samples_are_told_by_their_nearest_image(tmp_path):
     vae = Model(lambda: VAE((1, 6, 6), 2, (16,), "bernoulli"), bernoulli)
     method = FedGMI(vae, None, work, work, n_components=2, rounds=4, warm_rounds=3)
     result = run(method, data, Settings(rounds=12, seed=0))
-    assert decoded(replace(result, folder=tmp_path))["decoded"] > 90
+    assert score_samples(replace(result, folder=tmp_path))["decoded"] > 90
     assert (tmp_path / "decoded.png").exists()

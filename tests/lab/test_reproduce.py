@@ -1,4 +1,4 @@
-"""Recipes name every cell once, run what is missing, and set both figures side by side."""
+"""Recipes name every cell once, run what is list_missing, and set both figures side by side."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from coterie_lab import drawing, tables
 from coterie_lab import reproduce as module
 from coterie_lab.pages import write_pages
 from coterie_lab.recipe import RECIPES, Entry, Figures, Recipe, Study, Value, find
-from coterie_lab.reproduce import Plan, missing, reproduce, stored
+from coterie_lab.reproduce import Plan, list_missing, read_summary, reproduce
 from small_runs import described
 
 real = pytest.mark.skipif(
@@ -75,22 +75,22 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
     paths = reproduce(recipe, plan, seeds=1)
     assert {path.suffix for path in paths} == {".md", ".csv", ".tex", ".png"}
     assert all(path.stat().st_size > 0 for path in paths)
-    assert "0 of 2 runs are there" in capsys.readouterr().out
+    assert "0 of 2 runs are finished" in capsys.readouterr().out
     monkeypatch.setattr(module, "perform", None)
     reproduce(recipe, plan, seeds=1)
-    assert [task.seed for task in missing(plan, recipe.studies(), (1, 2))] == [2, 2]
+    assert [task.seed for task in list_missing(plan, recipe.studies(), (1, 2))] == [2, 2]
 
 
 def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
     whole, cut = Plan(tmp_path / "a"), Plan(tmp_path / "b")
     recipe = tiny(rounds=4)
     reproduce(recipe, replace(cut, rounds=2), seeds=1, quiet=True)
-    assert stored(cut, "tiny/blobs/ifca", 1)["rounds"] == 2
+    assert read_summary(cut, "tiny/blobs/ifca", 1)["rounds"] == 2
     assert "2 of 4 rounds" in tables.markdown(recipe, cut)
     assert "**" not in tables.markdown(recipe, cut)  # too short to be judged
     for plan in (whole, cut):
         reproduce(recipe, plan, seeds=1, quiet=True)
-    one, other = (stored(plan, "tiny/blobs/ifca", 1) for plan in (whole, cut))
+    one, other = (read_summary(plan, "tiny/blobs/ifca", 1) for plan in (whole, cut))
     for name in ("accuracy", "loss", "ari", "by_round"):
         assert one[name] == other[name]
 
@@ -135,7 +135,7 @@ def test_pages_are_made_from_summaries_alone(tmp_path, monkeypatch):
     reproduce(tiny(), plan, seeds=1, quiet=True)
     write_pages(plan, tmp_path / "docs")
     page = (tmp_path / "docs" / "tiny.md").read_text()
-    assert "2 of 4 runs are done" in page
+    assert "2 of 4 runs are finished" in page
     again = Plan(tmp_path / "elsewhere")
     write_pages(again, tmp_path / "docs")  # the folder's own summaries are enough
     assert (tmp_path / "docs" / "tiny.md").read_text() == page
@@ -147,7 +147,7 @@ def test_one_seed_alone(tmp_path):
     kept = sorted(path.name for path in (tmp_path / "summaries" / "paper").iterdir())
     assert kept
     assert all(name.endswith("seed-2.json") for name in kept)
-    with pytest.raises(ConfigError, match="no seed 9"):
+    with pytest.raises(ConfigError, match="unknown seed 9"):
         reproduce(tiny(), plan, seed=9, quiet=True)
 
 
@@ -155,12 +155,12 @@ def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="clove-table1"):
         find("clove-tabel1")
     with pytest.raises(ConfigError, match="method of"):
-        RECIPES["clove-table1"].chosen(None, ["clov"])
+        RECIPES["clove-table1"].select(None, ["clov"])
 
 
 def test_a_method_may_be_written_with_either_dash():
     for name in ("fedgem-bic", "fedgem_bic", "FedGEM-BIC"):
-        chosen = RECIPES["fedgem-real"].chosen(None, [name])
+        chosen = RECIPES["fedgem-real"].select(None, [name])
         assert {study.name.rsplit("/", 1)[-1] for study in chosen} == {"fedgem-bic"}
 
 
@@ -188,13 +188,13 @@ def test_a_cut_down_table_2_finds_the_groups(tmp_path):
     plan = Plan(tmp_path, scale="quick", engine="loop")
     recipe = RECIPES["clove-table2"]
     reproduce(recipe, plan, cells="clove/mnist/label-skew-1", methods=["clove"], quiet=True)
-    assert stored(plan, "clove/mnist/label-skew-1/clove", 1)["ari"] == 1.0
+    assert read_summary(plan, "clove/mnist/label-skew-1/clove", 1)["ari"] == 1.0
 
 
 @real
 @pytest.mark.parametrize("name", ["clove-table1", "clove-table8", "ifca-table1"])
 def test_quick_cells_build(name):
-    for study in RECIPES[name].chosen(None, ["fedavg"], "quick"):
+    for study in RECIPES[name].select(None, ["fedavg"], "quick"):
         assert build(module.description(study, 1, Plan(scale="quick"))).settings.rounds > 0
 
 
@@ -205,6 +205,6 @@ def test_runs_at_the_same_time_give_the_same_figures(tmp_path):
     reproduce(recipe, alone, cells="linear/1/,linear/0.1/", quiet=True)
     reproduce(recipe, together, cells="linear/1/,linear/0.1/", jobs=2, quiet=True)
     for name in ("clove/linear/1/clove", "clove/linear/0.1/clove"):
-        one, other = (stored(plan, name, 1) for plan in (alone, together))
+        one, other = (read_summary(plan, name, 1) for plan in (alone, together))
         assert one["by_round"] == other["by_round"]
         assert one["loss"] == other["loss"]

@@ -21,7 +21,7 @@ from coterie.engines.stacking.twins import STEPPING, TWINS, NoTwin, twin_of
 DIGITS = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10, task="classification")
 
 
-def explained(name: str) -> str:
+def explain_name(name: str) -> str:
     """The layers of a network by name, and the plan for it."""
     return explain(Model(network(name)))
 

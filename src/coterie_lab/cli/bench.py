@@ -1,4 +1,4 @@
-"""coterie bench"""
+"""The command `coterie bench`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,43 +8,42 @@ import typer
 
 def bench(
     only: Annotated[
-        str | None, typer.Option(help="Workloads by name, as W1,W9; also scale100k, ifca1200, ...")
+        str | None, typer.Option(help="Workloads to measure, for example W1,W9 or scale100k.")
     ] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Also measure other packages.")] = False,
     growth: Annotated[
-        bool, typer.Option("--growth", help="Also time rounds as clients, data, models grow.")
+        bool, typer.Option("--growth", help="Also measure how the time grows with the size.")
     ] = False,
     json: Annotated[
         Path | None,
-        typer.Option(help="File for all figures; a table (.md) and a picture (.png) beside it."),
+        typer.Option(help="File for all figures; writes a .md and a .png file, too."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads; default: as many as each goal is set for.", min=1)
+        int | None, typer.Option(help="Number of threads; by default that of each goal.", min=1)
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Samples of each variant.", min=1)] = 5,
-    more: Annotated[
-        bool, typer.Option("--more", help="Keep what the file of --json has; measure the rest.")
-    ] = False,
+    repeats: Annotated[int, typer.Option(help="Number of samples of each variant.", min=1)] = 5,
+    more: Annotated[bool, typer.Option("--more", help="Continue the file of --json.")] = False,
     explain: Annotated[
         str | None,
         typer.Option(
-            help="Do not measure; say how a network is trained: a model's name, "
+            help="Explain how a network is trained instead of measuring: the name of a model, "
             "package.module:Name or file.py:Name."
         ),
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="Do not measure; read figures from this file.")
+        Path | None,
+        typer.Option("--from", help="Read the figures from this file instead of measuring."),
     ] = None,
     docs: Annotated[
-        Path | None, typer.Option(help="Write the page on speed to this file (Markdown).")
+        Path | None, typer.Option(help="Write the page on performance to this file (Markdown).")
     ] = None,
-    memory: Annotated[bool, typer.Option(help="Measure memory too, a process each.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure memory, too.")] = True,
     scale: Annotated[float, typer.Option(hidden=True, min=0.0001, max=1.0)] = 1.0,
 ) -> None:
-    """Measure how fast rounds are: the loop everybody writes, this engine, and other packages.
+    """Measure the time of a round: a plain loop over clients, our engine, and other packages.
 
-    All variants of a workload train the same model on the same batches, are compared before they
-    are timed, and take turns. Everything takes about an hour; the machine should be idle.
+    All variants of a workload train the same model on the same batches. Their results are compared
+    before they are timed. A complete run takes about an hour. The machine should be idle.
 
     Examples:
 
@@ -61,19 +60,21 @@ def bench(
     from coterie.core.errors import ConfigError
 
     if explain is not None:
-        from coterie_lab.bench.explain import explained
+        from coterie_lab.bench.explain import explain_name
 
-        print(explained(explain))
+        print(explain_name(explain))
         return
     from coterie_lab.bench import report
 
     if from_ is not None:
         if not from_.exists():
-            raise ConfigError(f"coterie bench: {from_} does not exist.")
+            raise ConfigError(
+                f"coterie bench: the file given with --from must exist. {from_} does not exist."
+            )
         from coterie_lab.bench import goals
 
         results = json_.loads(from_.read_text())
-        results["goals"] = goals.of_results(results)  # by the rules of today
+        results["goals"] = goals.of_results(results)  # by the current rules
         print(report.markdown(results))
     else:
         from coterie_lab.bench import suite
@@ -94,7 +95,7 @@ def bench(
         if json is not None:
             json.with_suffix(".md").write_text(report.markdown(results))
             report.picture(results, json.with_suffix(".png"))
-            print(f"\nWritten: {json}, and beside it .md and .png")
+            print(f"\nWritten: {json}, and the same name with .md and .png")
     if docs is not None:
         from coterie_lab.bench.page import write
 

@@ -1,4 +1,4 @@
-"""coterie data list | get | check | show"""
+"""The commands `coterie data list`, `get`, `check` and `show`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,18 +8,19 @@ import typer
 from coterie.cli.options import Json, parse_sets
 
 app = typer.Typer(
-    help="Public data sets: list, get, check, and see what a partition makes of them.",
+    help="Public data sets: list, download and check them, and draw their partitions.",
     no_args_is_help=True,
 )
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets; else COTERIE_DATA, or the cache.")
+    Path | None,
+    typer.Option(help="Folder of the data sets; by default COTERIE_DATA, then the cache."),
 ]
-Name = Annotated[str, typer.Argument(help="A data set; see: coterie data list")]
+Name = Annotated[str, typer.Argument(help="Name of a data set; see: coterie data list")]
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None, json: Json = False) -> None:
-    """List the data sets, whether they are here, and what is missing of a partial copy.
+    """List the data sets, whether they were found, and what is missing in incomplete copies.
 
     Example:
 
@@ -34,10 +35,10 @@ def list_(data_dir: DataDir = None, json: Json = False) -> None:
     rows = []
     for source in SOURCES.values():
         found = source.find(data_dir)
-        state = "missing" if found is None else "partial" if found[1].note else "here"
+        state = "missing" if found is None else "partial" if found[1].note else "found"
         where = "" if found is None else str(found[0])
         rows.append([source.name, source.title, state, source.licence, where])
-    columns = ["name", "what", "state", "licence", "folder"]
+    columns = ["name", "title", "state", "licence", "folder"]
     if json:
         print(json_.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
         return
@@ -46,12 +47,12 @@ def list_(data_dir: DataDir = None, json: Json = False) -> None:
         found = source.find(data_dir)
         if found is not None and found[1].note:
             print(f"note: {found[1].note}")
-    print(f"\nLooked for in: {', '.join(map(str, folders(data_dir)))}")
+    print(f"\nSearched in: {', '.join(map(str, folders(data_dir)))}")
 
 
 @app.command()
 def get(name: Name, data_dir: DataDir = None) -> None:
-    """Download a data set from its public address; a stopped download goes on.
+    """Download a data set from its public address; an interrupted download continues.
 
     Example:
 
@@ -75,11 +76,11 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 @app.command()
 def check(
     name: Annotated[
-        str | None, typer.Argument(help="A data set; all that are here if left out.")
+        str | None, typer.Argument(help="Name of a data set; by default all that were found.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Compare files with the published checksums; exit code 1 if one is damaged.
+    """Compare the files with the published checksums; exit code 1 if one is damaged.
 
     Example:
 
@@ -113,16 +114,14 @@ def check(
 
 @app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(help="A partition, as published_label_skew; see: coterie list data")
-    ],
-    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("data.png"),
+    name: Annotated[str, typer.Argument(help="Name of a partition; see: coterie list data")],
+    out: Annotated[Path, typer.Option(help="File of the picture.")] = Path("data.png"),
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="An option: source=fashion_mnist, kind=2.")
+        list[str] | None, typer.Option("--set", help="Option of the partition, for example kind=2.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw what each client got: its number of samples and the shares of its labels.
+    """Draw a partition: the number of samples and the label frequencies of each client.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""coterie reproduce"""
+"""The command `coterie reproduce`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +10,14 @@ from coterie.cli.options import Json
 
 
 class Scale(StrEnum):
-    """How much of a table's work is done."""
+    """Size of the runs."""
 
     paper = "paper"
     quick = "quick"
 
 
 class Engine(StrEnum):
-    """Who runs the clients."""
+    """Engine of the simulation."""
 
     stacked = "stacked"
     loop = "loop"
@@ -25,45 +25,48 @@ class Engine(StrEnum):
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="A table or figure, as clove-table2; see --list.")
+        str | None, typer.Argument(help="Name of a table or figure, for example clove-table2.")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List tables and figures with hours on one core.")
+        bool, typer.Option("--list", help="List all tables and figures, with hours on one core.")
     ] = False,
     cells: Annotated[
         str | None,
-        typer.Option(help="Only studies whose name has this in it: 'mnist/label-skew-*'."),
+        typer.Option(help="Only studies whose name contains this pattern, 'mnist/label-skew-*'."),
     ] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these methods, as clove,ifca.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods, for example clove,ifca.")
+    ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds; all if left out.")
+        int | None, typer.Option(min=1, help="Number of seeds; by default all.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Only this seed, as when machines share the work.")
+        int | None, typer.Option(help="Only this seed, to share the work among machines.")
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="The published size, or seconds per run.")
+        Scale, typer.Option(help="The published size, or a few seconds per run.")
     ] = Scale.paper,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Stop earlier than published; tables say so.")
+        int | None, typer.Option(min=1, help="Stop after this number of rounds; the tables say so.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a run.")] = 1,
-    engine: Annotated[Engine, typer.Option(help="Who runs the clients.")] = Engine.stacked,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads per run.")] = 1,
+    engine: Annotated[Engine, typer.Option(help="Engine of the simulation.")] = Engine.stacked,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets; else COTERIE_DATA, or the cache.")
+        Path | None,
+        typer.Option(help="Folder of the data sets; by default COTERIE_DATA, then the cache."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Runs, summaries and tables go here.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for runs, summaries and tables.")] = Path(
         "results"
     ),
     pages: Annotated[
-        Path | None, typer.Option(help="Write a page per table that has results to this folder.")
+        Path | None, typer.Option(help="Write a page for each table with results to this folder.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a published table again and set our figures beside the printed ones.
+    """Run a published table again and compare our figures with the published ones.
 
-    Only what is missing runs; a stopped run goes on where it was.
+    Finished runs are not repeated; an interrupted run continues where it stopped.
 
     Examples:
 
@@ -93,12 +96,15 @@ def reproduce(
         return
     if name is None:
         raise ConfigError(
-            f"coterie reproduce: name a table. Known: {', '.join(RECIPES)}. See: --list"
+            f"coterie reproduce: give the name of a table. Known: {', '.join(RECIPES)}. See: --list"
         )
     recipe = find(name)
     wanted = None if methods is None else [part.strip() for part in methods.split(",")]
     if seeds is not None and seed is not None:
-        raise ConfigError("coterie reproduce: --seeds says how many, --seed says which; give one.")
+        raise ConfigError(
+            "coterie reproduce: --seeds (how many) and --seed (which one) cannot be combined. "
+            "Got both; give one of them."
+        )
     chosen = {"cells": cells, "methods": wanted, "seeds": seeds, "seed": seed}
     paths = work(recipe, plan, **chosen, jobs=jobs, quiet=json)  # type: ignore[arg-type]
     if json:
@@ -112,7 +118,7 @@ def reproduce(
 
 
 def _text(recipe: object, plan: object) -> str:
-    """The table for a terminal: a line per entry that has run, and how many have not."""
+    """The table for a terminal: one line per finished entry, and the number of the others."""
     from coterie.report.table import text_table
     from coterie_lab.recipe import Recipe
     from coterie_lab.reproduce import Plan
@@ -128,7 +134,10 @@ def _text(recipe: object, plan: object) -> str:
         ["", "method", "column", "published", "ours", "difference", "agrees", "notes"],
         [[one[f] for f in fields] for one in ran],
     )
-    rest = f"{len(lines) - len(ran)} of {len(lines)} entries have not run or are not built."
+    rest = (
+        f"{len(lines) - len(ran)} of {len(lines)} entries have not run yet, or their method does "
+        "not exist."
+    )
     below = "\n".join(f"{i}. {text}" for i, text in enumerate(notes.texts, start=1))
     return f"{table}\n\n{below}\n{rest}".replace("\n\n\n", "\n\n")
 
@@ -138,15 +147,15 @@ def _list(as_json: bool) -> None:
 
     from coterie.report.table import text_table
     from coterie_lab.recipe import RECIPES
-    from coterie_lab.recipes import clove_images  # noqa: F401 - lists them
+    from coterie_lab.recipes import clove_images  # noqa: F401 - registers them
 
     rows = [
         [name, recipe.paper, recipe.title, len(recipe.studies()), len(recipe.seeds), recipe.hours()]
         for name, recipe in RECIPES.items()
     ]
-    columns = ["name", "paper", "what", "studies", "seeds", "hours"]
+    columns = ["name", "paper", "title", "studies", "seeds", "hours"]
     if as_json:
         print(json_.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
         return
     print(text_table(columns, rows, {"hours": ".1f"}))
-    print("\nHours are estimates for all seeds on one core; tables of one paper share runs.")
+    print("\nHours are estimates for all seeds on one core. Tables of the same paper share runs.")

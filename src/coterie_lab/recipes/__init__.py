@@ -1,4 +1,4 @@
-"""One module per family of published tables and figures."""
+"""The recipes: one module per family of published tables and figures."""
 
 from coterie_lab.recipes import (
     clove_autoencoder,

@@ -1,7 +1,8 @@
-"""FedGEM's studies: how many groups are in everybody's data together, on made and real samples.
+"""FedGEM's studies: how many groups the data of all clients contain, on synthetic and real samples.
 
-The paper's body was not at hand, and what others say of its figures does not agree with itself, so
-no published figure stands beside ours: the yardstick is rivals that are told the number of groups.
+We had only the abstract of the paper, and other sources contradict each other about its figures.
+The tables therefore have no published figures. They compare the methods with rivals that are given
+the number of groups.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from coterie_lab.central import central_dpgmm, central_gmm, central_kmeans
 from coterie_lab.recipe import Entry, Recipe, Study, add
 
 PAPER = "FedGEM"
-SEEDS = tuple(range(700, 710))  # no choice was made on these
+SEEDS = tuple(range(700, 710))  # no decision was based on these seeds
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedGEM": ("fedgem", {}),
@@ -94,7 +95,7 @@ REAL: dict[str, tuple[int, Description]] = {
 
 
 # Standard deviation of a feature within a client, mean over clients (seed 700): the published
-# method has a fixed covariance, which means nothing in other units.
+# method has a fixed covariance, so it needs data in these units.
 SIGMAS = {
     "digits": 0.43,
     "mnist": 1.27,
@@ -108,7 +109,7 @@ SIGMAS = {
 
 
 def describe(row: str, k: int, data: Description, seed: int, scale: str) -> Description:
-    """The run file of a method on one setting."""
+    """The run file of a method in one setting."""
     name, options = METHODS[row]
     algorithm: dict[str, Any] = {"name": name, **options}
     if options.get("published") and "source" in data:
@@ -129,7 +130,7 @@ def describe(row: str, k: int, data: Description, seed: int, scale: str) -> Desc
 
 
 def scores(result: Any, central: int | None = None) -> dict[str, Any]:
-    """Components found, ARI over all samples, and the mean of each client's own ARI."""
+    """The number of components, the ARI over all samples, and the mean ARI over clients."""
     found, truth = components(result.algorithm, result.fed, result.state, result.data)
     out = _both("", found, truth)
     out["components"] = result.summary.get("components") or result.rounds[-1]["components"]
@@ -182,21 +183,23 @@ def _entries(settings: dict[str, tuple[int, Description]]) -> tuple[Entry, ...]:
 
 
 DEPARTURES = (
-    "ARI is over all samples of all clients; beside it stands the mean of each client's own ARI, "
-    "which is what the authors' code computes for FedGEM alone. Both are given for every method.",
-    "5,000 of MNIST: the first 500 images of each class. Features are principal components of all "
-    "training samples, as a federation finds them from second moments.",
-    "The published method has the unit covariance of its authors' code, in units of the mean "
-    "standard deviation of a feature within a client (1 on made data).",
+    'ARI: the column "ARI" is over all samples of all clients. The column "ARI per client" is '
+    "the mean of each client's own ARI; the code of the authors computes it for FedGEM only. Both "
+    "are given for every method.",
+    'Data: "5,000 of MNIST" are the first 500 images of each class. The features are principal '
+    "components of all training samples, as a federation can compute them from second moments.",
+    "Covariance: FedGEM has the unit covariance of the authors' code, in units of the mean "
+    "standard deviation of a feature within a client (1 on synthetic data).",
 )
 NOTES = (
-    "Federated c-means has the usual fuzzifier 2. With twenty features memberships are then nearly "
-    "equal and centres fall together; on digits 1.2 instead gives 0.66 where 2 gives 0.21.",
+    "Federated c-means uses the common fuzzifier 2. With twenty features, this makes the "
+    "memberships almost equal, and the centres almost coincide. On digits, a fuzzifier of 1.2 "
+    "gives an ARI of 0.66, and 2 gives 0.21.",
 )
 add(
     Recipe(
         "fedgem-synthetic",
-        "Gaussian groups: the number found, and agreement",
+        "Gaussian groups: number of groups found, and ARI",
         PAPER,
         _entries(SYNTHETIC),
         SEEDS,
@@ -208,7 +211,7 @@ add(
 add(
     Recipe(
         "fedgem-real",
-        "Images and tables: the number found, and agreement with classes",
+        "Images and tables: number of groups found, and ARI with the classes",
         PAPER,
         _entries(REAL),
         SEEDS,
