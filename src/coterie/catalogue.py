@@ -31,6 +31,8 @@ RECIPE_LISTS: list[Callable[[], dict[str, Entry]]] = []
 WHEN = {
     "local_only": "as the yardstick: whether federating pays at all.",
     "fedavg": "if clients are alike; as the yardstick for grouping.",
+    "fedprox": "if one model is to serve all and clients drift apart in long local training.",
+    "ditto": "if each client wants a model of its own that gains from a common one.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "clove": "if groups are expected; the number may be unknown (max_groups).",

@@ -1,11 +1,13 @@
 """The methods, one file each; importing this package lists them all."""
 
 from coterie.algorithms.clove import CLoVE
+from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
@@ -15,9 +17,11 @@ from coterie.algorithms.survey import Survey
 __all__ = [
     "IFCA",
     "CLoVE",
+    "Ditto",
     "FedAvg",
     "FedGEM",
     "FedGMI",
+    "FedProx",
     "FedSoft",
     "FederatedCMeans",
     "FederatedKMeans",

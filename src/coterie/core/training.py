@@ -15,7 +15,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.layers import training
 from coterie.core.ops import Fit, Losses, train
 from coterie.core.random import fold, permutation
-from coterie.core.tree import Tree, is_buffer, named_leaves, rebuild, tree_map
+from coterie.core.tree import Params, Tree, is_buffer, named_leaves, rebuild, tree_map
 
 Leaves = list[Tensor]
 
@@ -291,3 +291,17 @@ def descend(models: Tree, gradients: Tree, rate: float | Tensor) -> Tree:
         )
 
     return tree_map(one, models, gradients)
+
+
+def half_square_distance(params: Params, anchor: Params) -> Tensor:
+    """Half the squared distance between the trained weights of two models: a proximal term.
+
+    >>> half_square_distance({"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, 1.0])})
+    tensor(2., dtype=torch.float64)
+    """
+    squares = [
+        (leaf - anchor[name]).square().sum().double()
+        for name, leaf in params.items()
+        if trainable((name,), leaf)
+    ]
+    return torch.stack(squares).sum() / 2
