@@ -22,9 +22,9 @@ def test_shares_count_the_samples_a_centre_wins(federate, points, scalar, half):
     method = FedSoft(scalar, half, n_groups=2, selection="uniform")
     state, _ = started(method, fed, [0.0, 4.0])
     fed.begin(0)
-    state = method.counted(fed, state, fed.everyone())
+    state = method.count_all(fed, state, fed.everyone())
     assert state.shares.tolist() == [[pytest.approx(2 / 3), pytest.approx(1 / 3)], [1.0, 0.0]]
-    assert method.floored(state.shares)[1].tolist() == [1.0, 1e-4]
+    assert method.replace_zeros(state.shares)[1].tolist() == [1.0, 1e-4]
     # v: 3 * 2/3 = 2 and 3 of centre 0; 1 and 3e-4 of centre 1
     v = method.importance(state)
     assert v[:, 0].tolist() == pytest.approx([0.4, 0.6])
@@ -85,7 +85,7 @@ def test_clients_are_chosen_for_what_they_hold(points, scalar, half):
     times = torch.zeros(8, 2)
     for number in range(40):
         fed.begin(number)
-        chosen = method.chosen(fed, importance)
+        chosen = method.select(fed, importance)
         assert chosen.sum(0).tolist() == [3.0, 3.0]  # without replacement
         times += chosen
     assert float(times[4:, 0].sum()) == float(times[:4, 1].sum()) == 0.0  # nothing held, never
@@ -99,7 +99,7 @@ def test_larger_holdings_are_chosen_more_often(points, scalar, half):
     times = torch.zeros(3)
     for number in range(600):
         fed.begin(number)
-        times += method.chosen(fed, importance)[:, 0]
+        times += method.select(fed, importance)[:, 0]
     assert (times / 600).tolist() == pytest.approx([0.6, 0.3, 0.1], abs=0.06)
 
 

@@ -1,5 +1,6 @@
 """The methods, one file each; importing this package lists them all."""
 
+from coterie.algorithms.blend import Blend
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
@@ -16,6 +17,7 @@ from coterie.algorithms.survey import Survey
 
 __all__ = [
     "IFCA",
+    "Blend",
     "CLoVE",
     "Ditto",
     "FedAvg",

@@ -1,14 +1,16 @@
 """FedSoft: clients that mix several groups keep one model each, held near all centres at once.
 
-Every so often a client counts which centre loses least on each of its samples; the counts are its
-shares. It then trains its own model with a pull towards every centre in proportion to its share,
-and the centres become means of the models of clients chosen for them.
+Every few rounds a client counts which centre has the smallest loss on each of its samples; the
+counts are its shares. It then trains its own model with a pull towards every centre in proportion
+to its share, and each centre becomes the mean of the models of the clients chosen for it.
 
 References: Ruan, Joe-Wong: FedSoft: soft clustered federated learning with proximal local updating,
-AAAI 2022, arXiv 2112.06053. `selection="uniform"` is the variant FedGMI was compared with.
-Departures: with uniform selection the centres are means weighted by v, renormalised over those
-selected. A client that has not trained yet predicts with the mean of the centres by its shares.
-Notes: a zero share is replaced by `least_share` and shares are not normalised again, as printed.
+AAAI 2022, arXiv 2112.06053; Algorithm 1. `selection="uniform"` is the variant that FedGMI's paper
+compares with.
+Departures: with uniform selection the centres are means weighted by v, renormalised over the
+selected clients. A client that has not trained yet predicts with the mean of the centres by its
+shares.
+Notes: a zero share is replaced by `least_share`, and shares are not normalised again, as printed.
 Equal losses go to the lowest index.
 """
 
@@ -44,19 +46,26 @@ class FedSoft(Algorithm):
 
     Parameters
     ----------
+    model
+        Network of the clients and of the centres.
+    local
+        Training of a client's own model.
     n_groups
-        Number of centres, k.
-    selection, per_centre
-        Choose so many clients for every centre, in proportion to what they hold of it; or one
-        cohort for all, of the run's participation.
+        Number of centres, S in the paper.
+    selection
+        "centres": choose clients for each centre, in proportion to what they hold of it.
+        "uniform": one cohort for all centres, by the run's participation.
+    per_centre
+        Number of clients chosen for each centre, K; not used with uniform selection.
     interval
-        Rounds between counts.
+        Rounds between two counts, tau.
     strength
         Weight of the pull towards the centres, lambda.
     least_share
         What a share of zero is replaced by, sigma.
     init_models
-        Independent first centres, or that of the clients' models for all.
+        "different": every centre has initial weights of its own. "same": all centres start from
+        the weights that the clients' models start from.
     """
 
     bar: ClassVar[float] = 0.8  # every client's own model, on a few samples, held near two centres
@@ -84,7 +93,7 @@ class FedSoft(Algorithm):
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         everyone = fed.everyone()
         if fed.round % self.interval == 0:
-            state = self.counted(fed, state, everyone)
+            state = self.count_all(fed, state, everyone)
         else:
             state, _ = self.place(fed, state, everyone[state.assignment < 0])
         importance = self.importance(state)  # v: [clients, k]
@@ -92,12 +101,12 @@ class FedSoft(Algorithm):
             cohort = fed.cohort()
             weight = importance
         else:
-            weight = self.chosen(fed, importance)
+            weight = self.select(fed, importance)
             cohort = everyone[weight.any(1)]
         cohort = cohort[state.assignment[cohort] >= 0]
         if not len(cohort):
             return state, {"assignment": state.assignment}
-        own = each(self.floored(state.shares[cohort]))
+        own = each(self.replace_zeros(state.shares[cohort]))
         ids, reply = fed.map(self.train, state.models, own, to=cohort)
         sums = RunningMean(
             Mean("params", state.models, weight="weight", slots=True), "FedSoft.train"
@@ -108,8 +117,8 @@ class FedSoft(Algorithm):
         state = state._replace(models=sums.result())
         return state, {"assignment": state.assignment, "participants": ids}
 
-    def counted(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
-        """Shares of some clients, as they count them now; the silent keep theirs."""
+    def count_all(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
+        """Let some clients count their shares; a client that stays silent keeps its shares."""
         ids, reply = fed.map(self.count, state.models, to=ids, at_least=at_least)
         if not len(ids):
             return state
@@ -126,17 +135,17 @@ class FedSoft(Algorithm):
             assignment=put(state.assignment, ids, share.argmax(1)),
         )
 
-    def floored(self, shares: Tensor) -> Tensor:
-        """Shares in which zero is replaced by a little: u."""
+    def replace_zeros(self, shares: Tensor) -> Tensor:
+        """Shares with every zero replaced by `least_share`: u."""
         return torch.where(shares == 0, self.least_share, shares)
 
     def importance(self, state: State) -> Tensor:
         """What each client holds of each centre, as a share of all: v, [clients, k]."""
-        held = self.floored(state.shares.clamp(min=0)) * state.size[:, None]
+        held = self.replace_zeros(state.shares.clamp(min=0)) * state.size[:, None]
         return held / held.sum(0).clamp(min=1e-300)
 
-    def chosen(self, fed: Federation, importance: Tensor) -> Tensor:
-        """Who is chosen for which centre, in proportion and without replacement: [clients, k]."""
+    def select(self, fed: Federation, importance: Tensor) -> Tensor:
+        """Choose clients for each centre, in proportion and without replacement: [clients, k]."""
         n, k = importance.shape
         out = torch.zeros(n, k, dtype=torch.float64)
         for s in range(k):
@@ -151,7 +160,7 @@ class FedSoft(Algorithm):
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         new = ids[state.assignment[ids] < 0]
         if len(new):
-            state = self.counted(fed, state, new, at_least=0)
+            state = self.count_all(fed, state, new, at_least=0)
         shares = state.shares[ids].clamp(min=0)
         two = shares.topk(min(2, self.n_groups), dim=1).values
         margin = two[:, 0] - (two[:, 1] if self.n_groups > 1 else 0.0)
@@ -162,7 +171,7 @@ class FedSoft(Algorithm):
     # client
 
     def client_init(self, client: Client) -> Tree:
-        own = self.model.init(fold(client.run_key, "resident"))  # all begin alike
+        own = self.model.init(fold(client.run_key, "resident"))  # all clients start alike
         share = torch.full((self.n_groups,), 1 / self.n_groups, dtype=torch.float64)
         return {"params": own, "share": share, "trained": torch.tensor(False)}
 
@@ -179,7 +188,7 @@ class FedSoft(Algorithm):
         # Pulls of u_s towards every centre are, but for a constant, one of their sum towards the
         # mean of the centres.
         total = share.sum()
-        mean = {name: _blend(leaf, share / total) for name, leaf in models.items()}
+        mean = {name: _mix(leaf, share / total) for name, leaf in models.items()}
 
         def pull(params: Params, mean: Params, total: Tensor) -> Tensor:
             apart = [
@@ -209,7 +218,7 @@ class FedSoft(Algorithm):
         share, trained = client.state["share"], client.state["trained"]
 
         def one(centre: Tensor, own: Tensor) -> Tensor:
-            return torch.where(trained, own, _blend(centre, share))
+            return torch.where(trained, own, _mix(centre, share))
 
         return tree_map(one, given["models"], client.state["params"])
 
@@ -222,13 +231,13 @@ class FedSoft(Algorithm):
 
     @classmethod
     def example(cls, problem: Any) -> "FedSoft":
-        # Centres are means of the clients' models, so they stay where they are without local work
-        # only if all begin alike.
+        # Centres are means of the clients' models, so without local work they stay where they are
+        # only if all start alike.
         return cls(problem.model, problem.local, problem.n_groups, init_models="same")
 
 
-def _blend(leaf: Tensor, share: Tensor) -> Tensor:
-    """The centres' weights in shares; counters are those of the first."""
+def _mix(leaf: Tensor, share: Tensor) -> Tensor:
+    """Mean of the centres' weights by shares; counters are those of the first centre."""
     if not leaf.is_floating_point():
         return leaf[0]
     return (share.to(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0)
