@@ -102,7 +102,7 @@ def test_an_arrow_that_points_back_is_seen(tmp_path):
 def test_methods_stay_short():
     limits = {"fedavg": 60, "ifca": 160, "clove": 160, "survey": 175}
     # These have stages and thirty options; what they share with no other is beside them.
-    limits |= {"fedgem": 385, "fedgmi": 540}
+    limits |= {"fedgem": 385, "fedgmi": 340}
     for name, limit in limits.items():
         lines = (PACKAGE / "algorithms" / f"{name}.py").read_text().splitlines()
         assert len(lines) <= limit, name

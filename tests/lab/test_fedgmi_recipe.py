@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coterie import LocalSGD, Model
-from coterie.algorithms import FedGMI
+from coterie.algorithms import Blend, FedGMI
 from coterie.data import from_arrays
 from coterie.models import VAE
 from coterie.models.vae import bernoulli
@@ -23,8 +23,9 @@ def test_decoders_share_the_runs_of_the_tables():
     assert {study.name for study in find("fedgmi-fig4").studies()} <= table
 
 
-@pytest.mark.filterwarnings("ignore:FedGMI")
-def test_samples_are_told_by_their_nearest_image(tmp_path):
+@pytest.mark.filterwarnings("ignore:Blend")
+@pytest.mark.parametrize("kind", ["fedgmi", "blend"])
+def test_samples_are_told_by_their_nearest_image(kind, tmp_path):
     # Bars that stand or lie, with noise; a VAE of one kind decodes images of that kind.
     key = torch.Generator().manual_seed(0)
     xs, parts = [], []
@@ -41,7 +42,10 @@ def test_samples_are_told_by_their_nearest_image(tmp_path):
     data.extra.update(component=part, shares=shares)
     work = LocalSGD(0.01, epochs=3, batch_size=10, optimizer="adam")
     vae = Model(lambda: VAE((1, 6, 6), 2, (16,), "bernoulli"), bernoulli)
-    method = FedGMI(vae, None, work, work, n_components=2, rounds=4, warm_rounds=3)
+    if kind == "blend":
+        method = Blend(vae, None, work, work, n_components=2, rounds=4, warm_rounds=3)
+    else:
+        method = FedGMI(vae, 2, local_vae=work, n_decoded=64)
     result = run(method, data, Settings(rounds=12, seed=0))
     assert score_samples(replace(result, folder=tmp_path))["decoded"] > 90
     assert (tmp_path / "decoded.png").exists()

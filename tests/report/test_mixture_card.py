@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms import Blend
 from coterie.core import LocalSGD, Model
 from coterie.core.random import normal, seed_key
 from coterie.data import from_arrays
@@ -35,7 +35,7 @@ def method():
     work = LocalSGD(0.01, epochs=2, batch_size=16, optimizer="adam")
     vae = Model(lambda: VAE((4,), 2, (16,), "gaussian"), gaussian)
     expert = Model(lambda: MLP(4, 2, (8,)))
-    return FedGMI(vae, expert, work, work, n_components=2, warm_rounds=2, rounds=2)
+    return Blend(vae, expert, work, work, n_components=2, warm_rounds=2, rounds=2)
 
 
 def test_show_prints_shares_with_their_errors(tmp_path):
@@ -61,7 +61,7 @@ def test_a_card_says_when_shares_are_in_dispute():
 def test_a_run_file_builds_it_again():
     data = mixed()
     tables = {
-        "algorithm": {"name": "fedgmi", "rounds": 3},
+        "algorithm": {"name": "blend", "rounds": 3},
         "vae": {"name": "vae", "latent": 2, "hidden": [8]},
         "data": {"given": True},
     }
@@ -76,5 +76,5 @@ def test_a_run_file_builds_it_again():
 def test_without_labels_there_is_no_expert():
     batch = mixed().gather("train", torch.arange(8))
     data = from_arrays(list(batch.x), test_fraction=0.0)
-    ready = build({"algorithm": {"name": "fedgmi"}, "data": {"given": True}}, data=data)
+    ready = build({"algorithm": {"name": "blend"}, "data": {"given": True}}, data=data)
     assert ready.algorithm.model is None

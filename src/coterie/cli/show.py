@@ -11,7 +11,7 @@ Picture = Annotated[
     Path | None,
     typer.Option(
         help="Draw to this file why there are so many groups, or the clients' shares of "
-        "components (FedGMI, FedSoft)."
+        "components (FedGMI, Blend, FedSoft)."
     ),
 ]
 

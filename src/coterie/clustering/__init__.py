@@ -4,5 +4,5 @@ Import from the modules: `labels` (numbering and means), `kmeans`, `hierarchical
 `choose_k` (how many clusters), `matching` (clusters to models), `evidence` (where a new row
 belongs, and whether it belongs anywhere); of components inside the data: `mixtures` (one client's),
 `overlap` (balls of uncertainty), `merging` (how many groups), `pooling` (their moments), `privacy`,
-`proportions`, `central`. Everything is computed in float64 on the CPU.
+`central`. Everything is computed in float64 on the CPU.
 """

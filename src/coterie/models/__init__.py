@@ -61,7 +61,7 @@ def _cnn(data: Sized, widths: Sequence[int] = (16, 32)) -> nn.Module:
 def _vae(
     data: Sized, latent: int = 16, hidden: Sequence[int] = (400,), likelihood: str = "auto"
 ) -> nn.Module:
-    """Variational autoencoder of fully connected layers: a density model for FedGMI."""
+    """Variational autoencoder of fully connected layers: a density model for FedGMI and Blend."""
     kind: Any = _likelihood(data, likelihood)
     n_inputs("vae", data)
     return VAE(data.sample_shape, latent, hidden, kind)

@@ -80,7 +80,7 @@ def draw_shares(folder: RunFolder, out: str | Path) -> Path:
     k = sum(name.startswith("share ") for name in rows[0])
     if not k:
         raise ConfigError(
-            f"Picture: {folder.path} has no shares of components. Run fedgmi or fedsoft."
+            f"Picture: {folder.path} has no shares of components. Run fedgmi, blend or fedsoft."
         )
     shares = [[row[f"share {j}"] or 0.0 for j in range(k)] for row in rows]
     errors = [[row[f"error {j}"] or 0.0 for j in range(k)] for row in rows]

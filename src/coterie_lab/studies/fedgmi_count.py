@@ -1,4 +1,4 @@
-"""How many components FedGMI's moments find, and whether its anchors are pure: no training.
+"""How many components Blend's moments find, and whether its anchors are pure: no training.
 
 Features are the first 16 principal components of the images. Lines: turned digits with equal
 clients, with clients of 50 to 1,000 images, and with labels drawn from Dirichlet(0.5), counted over
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clustering import proportions as mix
+from coterie.algorithms.blend.simplex import per_class, simplex
 from coterie.metrics import match_components
 from coterie_lab.studies.common import options, table, write
 from coterie_lab.studies.fedgmi_study import CLIENTS, drawn_shares, images, turned, whole
@@ -75,11 +75,11 @@ def one(
         scatter.append((apart.T @ apart, torch.einsum("nc,nd,ne->cde", member, inner, inner)))
     total, inside = (sum(part) for part in zip(*scatter, strict=True))
     size = n.double()
-    found = mix.simplex(torch.stack(means), size, total / (size.sum() - CLIENTS), most=12)
+    found = simplex(torch.stack(means), size, total / (size.sum() - CLIENTS), most=12)
     per_, sums_ = torch.stack(per), torch.stack(sums)
     freedom = (per_.sum(0) - (per_ > 0).sum(0)).clamp(min=1)
-    classes = mix.per_class(sums_, per_, inside / freedom[:, None, None])
-    known = mix.simplex(torch.stack(means), size, total / (size.sum() - CLIENTS), k=k)
+    classes = per_class(sums_, per_, inside / freedom[:, None, None])
+    known = simplex(torch.stack(means), size, total / (size.sum() - CLIENTS), k=k)
     largest = shares[known.anchors].argmax(1)
     pure = [
         float(shares[a, j] / shares[:, j].max())

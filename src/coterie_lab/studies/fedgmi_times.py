@@ -1,4 +1,4 @@
-"""What FedGMI's parts cost: one division pass of fifty clients, and one round of training.
+"""What Blend's parts cost: one division pass of fifty clients, and one round of training.
 
 Clients have 300 turned digits each. A division scores every sample under every VAE and settles
 offsets, parts and shares. A round trains both models of every component on a client's part of it;
@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coterie.algorithms import divisions
-from coterie.algorithms.fedgmi import ROUNDS
+from coterie.algorithms.blend.blend import ROUNDS
 from coterie.core.aggregate import Mean
 from coterie.engines import Simulation
 from coterie_lab.studies.common import options, table, write
@@ -60,12 +59,11 @@ def measured(degrees: list[float], k: int | None, stack: bool, args: Any) -> dic
         Mean("vaes", state.vaes, weight="n_vae", slots=True),
         Mean("experts", state.experts, weight="n_expert", slots=True),
     ]
-    which = state.stage.new_ones(2).bool()
-    given = state.vaes, state.experts, which
+    given = state.vaes, state.experts
 
     def division() -> None:
         with fed.aside():
-            divisions.divided(algorithm, fed, state, fed.everyone())
+            algorithm.divide(fed, state, fed.everyone())
 
     def training() -> None:
         with fed.aside():
