@@ -1,11 +1,9 @@
 """Blend on mixtures small enough to run in a moment, and on density models that are exact."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from mixed_clients import advance, at, begin, cloud_vae, clouds, exact, lines, quietly
 from torch import nn
 
 from coterie.algorithms.blend.blend import ANCHORS, DONE, ROUNDS, STAGES, WARM, Blend
@@ -18,6 +16,7 @@ from coterie.data import from_arrays
 from coterie.engines import Simulation
 from coterie.engines.faults import Faults
 from coterie.models import MLP
+from mixed_clients import advance, at, begin, cloud_vae, clouds, exact, lines, quietly
 
 WORK = LocalSGD(0.01, epochs=2, batch_size=16, optimizer="adam")
 
@@ -132,9 +131,7 @@ def test_a_lost_reply_leaves_the_others_mean():
     whole = Simulation(data)
     state, _ = play(method, whole, rounds=6)
     whole.begin(6)
-    _, all_ = whole.map(
-        method.train_experts, state.vaes, state.experts, to=whole.everyone()
-    )
+    _, all_ = whole.map(method.train_experts, state.vaes, state.experts, to=whole.everyone())
     whole.begin(6)
     whole._calls = {}
     whole.faults = Faults(drop=0.4)
@@ -331,8 +328,7 @@ def test_engines_agree_after_a_warm_start():
         return replace(Blend.example(problem), warm_rounds=2)
 
     ends = [
-        quietly(outcome, method, tiny(), engine, rounds=5)
-        for engine in ("loop", "stacked", "wire")
+        quietly(outcome, method, tiny(), engine, rounds=5) for engine in ("loop", "stacked", "wire")
     ]
     assert not difference(ends[0], ends[1], 1e-9)
     assert not difference(ends[0], ends[2], 1e-9)

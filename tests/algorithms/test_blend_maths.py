@@ -83,7 +83,9 @@ def test_the_null_point():
     assert simplex.null_point(50, 16) == pytest.approx(2.78, abs=0.1)
 
 
-@pytest.mark.parametrize(("m", "d"), [pytest.param(50, 16, marks=pytest.mark.slow), (20, 8), (12, 6), (8, 4), (5, 1)])
+@pytest.mark.parametrize(
+    ("m", "d"), [pytest.param(50, 16, marks=pytest.mark.slow), (20, 8), (12, 6), (8, 4), (5, 1)]
+)
 def test_chance_reaches_the_null_point_in_one_case_of_a_hundred(m, d):
     u = normal(fold(seed_key(5), m, d), (20_000, m, d), torch.float64)
     u = u - u.mean(1, keepdim=True)

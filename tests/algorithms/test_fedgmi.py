@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mixed_clients import advance, at, begin, cloud_vae, clouds, exact, lines, quietly
 
 from coterie.algorithms import FedGMI
 from coterie.algorithms.fedgmi import affinity_cost, choose_apart
@@ -19,6 +18,7 @@ from coterie.engines import Simulation
 from coterie.engines.faults import Faults
 from coterie.metrics import mixture_error
 from coterie.models import MLP
+from mixed_clients import advance, at, begin, cloud_vae, clouds, exact, lines, quietly
 
 WORK = LocalSGD(0.01, epochs=2, batch_size=16, optimizer="adam")
 NO_WORK = LocalSGD(0.0, epochs=0)

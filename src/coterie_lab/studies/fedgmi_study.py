@@ -480,7 +480,9 @@ def main() -> None:
         "seconds",
     )
     table(
-        "Mixtures", ["run", *names], [[k, *(v.get(name) for name in names)] for k, v in kept.items()]
+        "Mixtures",
+        ["run", *names],
+        [[k, *(v.get(name) for name in names)] for k, v in kept.items()],
     )
 
 
