@@ -1,0 +1,150 @@
+"""Where a newcomer belongs, whether it belongs anywhere, and whether members still do.
+
+The groups are kept as means in units of noise, class by class. A client goes to the group whose
+mean it differs least from. It fits there if what it differs by does not repeat itself in its folds
+more than chance allows. With r its residuals sqrt(n) (x - mean) in the folds of one class, W the
+rows behind the mean, v the roots of the client's own counts and A a matrix of ones with a zero
+diagonal, what repeats itself is sum r'Ar, and without a difference the residuals of a network have
+the covariance S = I + vv'/W. This gives its mean tr(AS), variance 2 tr(ASAS) and third moment
+8 tr(ASASAS), which add up over classes and networks; the p-value is that of a gamma distribution
+with these moments. Members, each compared with its group without itself, correct for noise with
+longer tails.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from scipy.stats import pearson3
+from torch import Tensor
+
+from coterie.evidence.gains import holm
+from coterie.evidence.replication import Units, in_units, noise_units, repeated
+from coterie.evidence.summaries import Summary
+
+LEVEL = 0.01
+"""Share of the newcomers of a known kind that may be refused."""
+
+State = Literal["stays", "moved", "nowhere"]
+
+
+class Groups(NamedTuple):
+    """What is kept of groups."""
+
+    units: Units
+    mean: Tensor  # [k, c, r]  in these units
+    weight: Tensor  # [k, c]  rows behind it
+    shift: Tensor  # []  mean deviation of members; 0 in theory, and never less
+    spread: Tensor  # []  its standard deviation; 1 in theory, and never less
+
+
+class Place(NamedTuple):
+    """Where clients belong."""
+
+    group: Tensor  # [n]  the nearest group
+    margin: Tensor  # [n]  0: another is as near, 1: the others are far away
+    p: Tensor  # [n, k]  p-value of "it is of this group"
+
+    @property
+    def fits(self) -> Tensor:
+        """Whether each client fits its nearest group."""
+        return self.p.gather(1, self.group[:, None])[:, 0] > LEVEL
+
+
+def keep_groups(answers: Summary, labels: Tensor) -> Groups:
+    """Keep what is needed of known groups to place others.
+
+    Parameters
+    ----------
+    answers
+        Of the members; the scatter is the sum over them.
+    labels
+        Group of each, 0 .. k - 1. [m]
+    """
+    units = noise_units(answers, labels)
+    x, count = in_units(answers, units), answers.counts
+    member = torch.nn.functional.one_hot(labels).double()
+    weight = member.T @ count.sum(1)  # [k, c]
+    of_client = (count[..., None] * x).sum(1)  # [m, c, r]
+    total = torch.einsum("mk,mcr->kcr", member, of_client)
+    rest = (weight[labels] - count.sum(1)).clamp(min=0)  # [m, c]
+    others = (total[labels] - of_client) / rest.clamp(min=1)[..., None]
+    known = (labels.bincount()[labels] > 1) & ((rest > 0) & (count.sum(1) > 0)).any(1)
+    z = _deviation(x, count, others, rest)[0][known]
+    shift = z.mean().clamp(min=0) if len(z) else torch.tensor(0.0, dtype=torch.float64)
+    spread = z.std().clamp(min=1) if len(z) > 1 else torch.tensor(1.0, dtype=torch.float64)
+    return Groups(units, total / weight.clamp(min=1)[..., None], weight, shift, spread)
+
+
+def place(answers: Summary, groups: Groups) -> Place:
+    """Place clients that answered the same questions; their scatter is not used."""
+    x, count = in_units(answers, groups.units), answers.counts
+    own = count.sum(1)  # [n, c]
+    mean = (count[..., None] * x).sum(1) / own.clamp(min=1)[..., None]
+    size = own[:, None] * groups.weight / (own[:, None] + groups.weight).clamp(min=1)  # [n, k, c]
+    squares = (size * (mean[:, None] - groups.mean).square().sum(3)).sum(2)
+    shared = (size > 0).sum(2)
+    far = torch.where(shared > 0, squares / shared.clamp(min=1), torch.inf)  # [n, k]
+    near = far.sort(1).values
+    margin = torch.ones(len(far), dtype=torch.float64)
+    if far.shape[1] > 1:
+        margin = ((near[:, 1] - near[:, 0]) / (near[:, 1] + near[:, 0])).nan_to_num(1.0)
+    margin = torch.where(near[:, 0].isfinite(), margin, 0.0)  # no class in common
+    p = []
+    for k in range(len(groups.mean)):
+        every = groups.mean[k].expand_as(mean), groups.weight[k].expand_as(own)
+        z, skew = _deviation(x, count, *every)
+        p.append(torch.from_numpy(pearson3.sf((z - groups.shift) / groups.spread, skew)))
+    return Place(far.argmin(1), margin, torch.stack(p, 1))
+
+
+def recheck(found: Place, labels: Tensor, level: float = 0.05) -> list[State]:
+    """Whether members still fit their group, on new rows.
+
+    Parameters
+    ----------
+    found
+        Where their new rows belong.
+    labels
+        The group each has been in. [m]
+    level
+        Probability that any member that did not change is said to have.
+
+    Returns
+    -------
+    For each member "stays", "moved" (to the group found) or "nowhere".
+    """
+    left = holm(found.p.gather(1, labels[:, None])[:, 0], level)
+    elsewhere = found.fits & (found.group != labels)
+    return [
+        "stays" if not gone else "moved" if fits else "nowhere"
+        for gone, fits in zip(left.tolist(), elsewhere.tolist(), strict=True)
+    ]
+
+
+def _deviation(x: Tensor, count: Tensor, mean: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each client deviates from a mean, in standard deviations, and the skewness of that.
+
+    Parameters
+    ----------
+    x, count
+        Of clients. [n, f, c, r] and [n, f, c]
+    mean, weight
+        What each is compared with. [n, c, r] and [n, c]
+    """
+    root = torch.where(weight[:, None] > 0, count, 0.0).sqrt()  # [n, f, c]
+    seen = repeated(root[..., None] * (x - mean[:, None]))
+    root = root.transpose(1, 2)  # [n, c, f]
+    there = (root > 0).double()
+    eye = torch.eye(root.shape[-1], dtype=torch.float64)
+    pairs = there[..., None] * there[..., None, :] * (1 - eye)
+    product = root[..., None] * root[..., None, :] / weight.clamp(min=1)[..., None, None]
+    step = pairs @ (eye + product)  # [n, c, f, f]
+    power, moments = step, []
+    for _ in range(3):
+        moments.append(power.diagonal(dim1=-2, dim2=-1).sum((-2, -1)) * x.shape[-1])
+        power = power @ step
+    first, second, third = moments
+    spread = (2 * second).clamp(min=1e-300).sqrt()
+    known = second > 0
+    z = torch.where(known, (seen - first) / spread, 0.0)
+    return z, torch.where(known, 8 * third / spread**3, 0.0)
