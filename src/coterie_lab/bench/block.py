@@ -1,6 +1,6 @@
 """One workload in one process: `python -m coterie_lab.bench.block '{"name": "W1", "threads": 2}'`.
 
-Threads and memory are a process's own, so every block and every figure of memory has one.
+Threads and memory belong to a process, so every workload and every memory figure has its own.
 """
 
 import json
@@ -18,13 +18,13 @@ from coterie_lab.bench.workloads import NAMES, Workload
 
 
 def workload(job: dict[str, Any]) -> Workload:
-    """The workload a job names, changed as it says."""
+    """The workload of a job, with the changes of the job."""
     work = NAMES[job["name"]].scaled(job.get("scale", 1.0))
     return replace(work, **job.get("changes", {}))
 
 
 def times(job: dict[str, Any]) -> dict[str, Any]:
-    """Agreement with the plain loop, then times of all variants, in turn."""
+    """Compare all variants with the plain loop, then time them in turn."""
     work = workload(job)
     problem = variants.prepare(work)
     found: dict[str, Any] = {}
@@ -44,10 +44,10 @@ def times(job: dict[str, Any]) -> dict[str, Any]:
             runs[name] = variants.make(name, problem)
         except variants.Unavailable as reason:
             found[name] = {"absent": str(reason)}
-        except Exception as error:  # one that fails must not take the others along
+        except Exception as error:  # a failing variant must not stop the others
             found[name] = {"error": f"{type(error).__name__}: {error}"}
     peak = measure.gemm_peak()
-    timings = measure.interleaved({n: v.run for n, v in runs.items()}, job.get("repeats", 5))
+    timings = measure.time_in_turn({n: v.run for n, v in runs.items()}, job.get("repeats", 5))
     peak = max(peak, measure.gemm_peak())
     base = timings[variants.PLAIN].seconds
     for name, timing in timings.items():
@@ -75,7 +75,7 @@ def times(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(job: dict[str, Any]) -> dict[str, Any]:
-    """Peak memory of two rounds of one variant, and what there was before."""
+    """The peak memory of two rounds of one variant, and the memory before."""
     work = workload(job)
     bare = measure.memory_now()
     problem = variants.prepare(work)
@@ -97,21 +97,21 @@ def memory(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def server(job: dict[str, Any]) -> dict[str, Any]:
-    """One measurement of the server."""
+    """Run one measurement of the server."""
     from coterie_lab.bench.server import PARTS
 
     return PARTS[job["part"]](job)
 
 
 def large(job: dict[str, Any]) -> dict[str, Any]:
-    """One measurement of many clients."""
+    """Run one measurement with many clients."""
     from coterie_lab.bench.large import PARTS
 
     return PARTS[job["part"]](job)
 
 
 def growth(job: dict[str, Any]) -> dict[str, Any]:
-    """Times over one size."""
+    """Run one measurement of growth."""
     from coterie_lab.bench.growth import curve
 
     return curve(job)
@@ -121,11 +121,11 @@ KINDS = {f.__name__: f for f in (times, memory, server, large, growth)}
 
 
 class Failed(Exception):
-    """A block that ended without a result."""
+    """Raised when a measurement ended without a result."""
 
 
 def ask(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:
-    """Run a job in a process of its own, with as many threads as it says."""
+    """Run a job in its own process, with the number of threads it asks for."""
     threads = str(job.get("threads", 1))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, threads)
@@ -135,7 +135,7 @@ def ask(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:
             command, env=environment, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"did not end within {seconds:.0f} s") from None
+        raise Failed(f"did not finish within {seconds:.0f} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise Failed(lines[-1])
@@ -143,7 +143,7 @@ def ask(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the job in the first argument and print what was found as one line."""
+    """Run the job in the first argument and print its result as one line of JSON."""
     job = json.loads(sys.argv[1])
     torch.set_num_threads(job.get("threads", 1))
     print(json.dumps(KINDS[job.get("kind", "times")](job)))

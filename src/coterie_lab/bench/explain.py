@@ -1,4 +1,4 @@
-"""How a network is trained: what is stacked, what is not, and why."""
+"""Explain how a network is trained: which layers are stacked, which are not, and why."""
 
 import importlib
 import importlib.util
@@ -22,12 +22,12 @@ DIGITS = SimpleNamespace(sample_shape=(1, 28, 28), n_outputs=10, task="classific
 
 
 def explain_name(name: str) -> str:
-    """The layers of a network by name, and the plan for it."""
+    """Explain a network by name."""
     return explain(Model(network(name)))
 
 
 def network(name: str) -> Any:
-    """A network by a model's name, `package.module:Name` or `file.py:Name`."""
+    """Find a network by the name of a model, by `package.module:Name` or by `file.py:Name`."""
     place, colon, what = name.rpartition(":")
     if not colon:
         if name not in models.MODELS:
@@ -37,7 +37,7 @@ def network(name: str) -> Any:
     module = _module(place)
     found = getattr(module, what, None)
     if found is None:
-        raise ConfigError(f"{place} has no '{what}'.")
+        raise ConfigError(f"{name}: {place} must define '{what}'. It does not.")
     if isinstance(found, Model):
         return found.module
     if isinstance(found, nn.Module):
@@ -46,7 +46,8 @@ def network(name: str) -> Any:
         made = found()
     except Exception as error:
         raise ConfigError(
-            f"{name}: must be a network, or build one without arguments. It failed: {error}."
+            f"{name}: must be a network, or return one when called without arguments. "
+            f"The call failed: {error}."
         ) from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{name}: must be a network. Got {type(made).__name__}.")
@@ -61,7 +62,7 @@ def _module(place: str) -> ModuleType:
             raise ConfigError(f"'{place}' cannot be imported: {error}.") from error
     path = Path(place)
     if not path.exists():
-        raise ConfigError(f"{path} does not exist.")
+        raise ConfigError(f"{path} does not exist. Give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -75,13 +76,13 @@ def _module(place: str) -> ModuleType:
 
 
 def explain(model: Model) -> str:
-    """Every layer with what becomes of it, then the plan."""
+    """List the layers and how each is trained, then the plan of the engine."""
     try:
         own: tuple[str, ...] | None = twin_of(model).own
-        kernel = "twins: one network of stacked weights, if three steps agree with single clients'"
+        kernel = "twins: one network of stacked weights, if three steps agree with single clients"
     except NoTwin as reason:
         own = None
-        kernel = f"vmap of the gradient, else one client after the other ({reason})"
+        kernel = f"vmap of the gradient, otherwise one client after the other ({reason})"
     lines = [model.title, ""]
     for name, layer in model.training_network.named_modules():
         if any(True for _ in layer.children()) and not list(layer.parameters(recurse=False)):
@@ -89,14 +90,14 @@ def explain(model: Model) -> str:
         weights = sum(p.numel() for p in layer.parameters(recurse=False))
         lines.append(
             f"  {name or '(whole)':20} {type(layer).__name__:16} {weights:>10,} weights  "
-            f"{_fate(layer, own is not None and name in own)}"
+            f"{_describe(layer, own is not None and name in own)}"
         )
     size = n_bytes(model.init(seed_key(0)))
     lines += [
         "",
         f"  kernel   {kernel}",
-        "           A first linear layer on raw inputs is held in the space of the samples (gram)",
-        "           where plain SGD passes at least twice over fewer samples than inputs.",
+        "           gram, for a linear first layer: if plain SGD makes at least two passes over",
+        "           fewer samples than the layer has inputs.",
         f"  chunk    {max(1, min(MODELS // max(size, 1), 4096)):,} clients "
         f"({size / 2**20:.2f} MB of weights each)",
         f"  threads  {torch.get_num_threads()}",
@@ -104,15 +105,15 @@ def explain(model: Model) -> str:
     return "\n".join(lines)
 
 
-def _fate(layer: nn.Module, own: bool) -> str:
+def _describe(layer: nn.Module, own: bool) -> str:
     if own:
-        return "for each client in turn: no twin for this kind of layer"
+        return "one client after the other: this kind of layer has no twin"
     if type(layer) in STEPPING:
-        return "stacked; plain SGD steps in its backward pass"
+        return "stacked; plain SGD updates it in the backward pass"
     if type(layer) in TWINS:
         return "stacked"
     if any(True for _ in layer.parameters(recurse=False)) or any(
         True for _ in layer.buffers(recurse=False)
     ):
         return "not stacked: weights outside a layer that has a twin"
-    return "as it is: no weights"
+    return "unchanged: no weights"

@@ -1,12 +1,12 @@
-"""What is expected, and whether it was reached."""
+"""The goals of the benchmark, and whether they are met."""
 
 from typing import Any
 
 from coterie_lab.bench.workloads import FLOOR, NAMES
 
-SLACK = 0.85  # of a goal is close to it: ratios within one run still move by so much
+SLACK = 0.85  # of a goal counts as "nearly": speed-ups vary by as much within one run
 PEERS = {("flower", "W1"): 15.0, ("pfl", "W1"): 6.0, ("pfl", "W3"): 2.5}
-SERVER = 2.5  # times the plain loop, for the mean of 100,000 updates
+SERVER = 2.5  # speed-up over the plain loop, for the mean of 100,000 updates
 AT_REST_MB, PEAK_MB = 60.0, 700.0  # rotated digits with 1,200 or 4,800 clients
 LINEAR = 0.20  # largest deviation from a straight line
 
@@ -21,7 +21,7 @@ def goal(
     slack: float = SLACK,
     at_most: bool = False,
 ) -> dict[str, Any]:
-    """One line of the list of goals.
+    """One goal with the figure that was reached.
 
     >>> close = goal("W1", "general", "ratio", 4.0, 3.5)  # 85 % of 4 is 3.4
     >>> close["met"], close["close"]
@@ -66,7 +66,7 @@ def of_workload(key: str, found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def of_results(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """All goals that these results can speak to."""
+    """All goals for which there are results."""
     out = [
         line
         for key, found in results.get("workloads", {}).items()

@@ -1,4 +1,4 @@
-"""Time per round as one size grows, all else equal."""
+"""The time per round when one size grows and all others stay the same."""
 
 import statistics
 from typing import Any
@@ -24,13 +24,13 @@ SIZES = {
 WORDS = {
     "clients": "clients (W9's model, 40 samples each)",
     "samples": "samples per client (W9's model, 300 clients)",
-    "groups": "models that every client tries (IFCA, W9's model, 300 clients)",
+    "groups": "models that every client evaluates (IFCA, W9's model, 300 clients)",
     "weights": "weights of the model (one hidden layer, 300 clients)",
 }
 
 
 def curve(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds per round over one size, interleaved, and how straight the line is."""
+    """Measure the seconds per round for several values of one size, and fit a line."""
     what, scale = job["size"], job.get("scale", 1.0)
     sizes: list[int] = []
     runs = {}
@@ -53,9 +53,9 @@ def curve(job: dict[str, Any]) -> dict[str, Any]:
         weights = n_bytes(model.init(torch.tensor(0))) // 4
         sizes.append({"clients": m, "weights": weights}.get(what, size))
         runs[str(size)] = run
-    timings = measure.interleaved(runs, job.get("repeats", 5))
+    timings = measure.time_in_turn(runs, job.get("repeats", 5))
     seconds = [t.seconds for t in timings.values()]
-    start, slope, deviation = straight(sizes, seconds)
+    start, slope, deviation = fit_line(sizes, seconds)
     return {
         "what": WORDS[what],
         "sizes": sizes,
@@ -68,12 +68,12 @@ def curve(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def straight(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
-    """A straight line through the times, least relative squares, and the largest deviation.
+def fit_line(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
+    """Fit a line to the times by relative least squares; return it and the largest deviation.
 
-    Its start is the fixed cost of a round and not below zero.
+    The intercept is the fixed cost of a round. It is not below zero.
 
-    >>> start, slope, deviation = straight([1, 2, 3], [3.0, 5.0, 7.0])
+    >>> start, slope, deviation = fit_line([1, 2, 3], [3.0, 5.0, 7.0])
     >>> round(start, 6), round(slope, 6), round(deviation, 6)
     (1.0, 2.0, 0.0)
     """

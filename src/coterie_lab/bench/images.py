@@ -1,4 +1,4 @@
-"""The images the workloads train on."""
+"""The images of the workloads."""
 
 import gzip
 import os
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DIGITS = 5_000  # real digits behind the images
+DIGITS = 5_000  # number of real digits
 
 
 class Images(NamedTuple):
-    """Small pictures of digits, as bytes."""
+    """Small images of digits, as bytes."""
 
     x: Tensor  # [n, 28, 28]  uint8
     y: Tensor  # [n]
@@ -24,9 +24,9 @@ class Images(NamedTuple):
 
 @cache
 def images(n: int = 60_000) -> Images:
-    """MNIST-like images: real digits, each drawn with a random shift of at most one pixel.
+    """Images like MNIST: real digits with a random shift of at most one pixel.
 
-    From MNIST if COTERIE_DATA has it, else from scikit-learn's digits, enlarged.
+    The digits are from MNIST if it is in COTERIE_DATA, otherwise from scikit-learn, enlarged.
     """
     folder = Path(os.environ.get("COTERIE_DATA", "")) / "mnist"
     if os.environ.get("COTERIE_DATA") and (folder / "train-images-idx3-ubyte.gz").exists():

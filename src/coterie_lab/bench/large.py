@@ -1,4 +1,4 @@
-"""Many clients: 100,000 of which a hundredth takes part, and rotated digits held as bytes."""
+"""Many clients: 100,000 with 1 % participation, and rotated digits stored as bytes."""
 
 import time
 from typing import Any
@@ -13,11 +13,11 @@ from coterie.core.tree import n_bytes
 from coterie.data.federated import FederatedData, Rows
 from coterie_lab.bench import measure
 from coterie_lab.bench.variants import simulate
-from coterie_lab.bench.workloads import NAMES, mlp, tiny_mlp, turned
+from coterie_lab.bench.workloads import NAMES, mlp, rotate_digits, tiny_mlp
 
 
 def many(m: int, n: int = 40, groups: int = 10, pool: int = 40_000) -> FederatedData:
-    """Clients that share a pool of rows; each group labels by another rule."""
+    """Clients that share a pool of rows; each group has its own labelling rule."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(pool, 64, generator=generator)
     rules = torch.randn(groups, 64, 10, generator=generator)
@@ -31,7 +31,7 @@ def many(m: int, n: int = 40, groups: int = 10, pool: int = 40_000) -> Federated
 
 
 def scale100k(job: dict[str, Any]) -> dict[str, Any]:
-    """CLoVE with ten models; one client in a hundred takes part in a round."""
+    """CLoVE with ten models; 1 % of the clients take part in a round."""
     m = int(100_000 * job.get("scale", 1.0))
     bare = measure.memory_now()
     start = time.perf_counter()
@@ -66,10 +66,10 @@ def scale100k(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ifca_memory(job: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of IFCA on rotated digits that are held once, as bytes."""
+    """Rounds of IFCA on rotated digits that are stored once, as bytes."""
     m, n = int(job["clients"] * job.get("scale", 1.0)) // 4 * 4, job["samples"]
     bare = measure.memory_now()
-    data = turned(m, n, 4)
+    data = rotate_digits(m, n, 4)
     rest = n_bytes(data.x) + n_bytes(data.y)
     rest += sum(n_bytes(rows) for rows in data.rows.values()) + n_bytes(data.client_facts)
     ready = measure.memory_now()

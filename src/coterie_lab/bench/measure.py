@@ -1,4 +1,4 @@
-"""Seconds, and whether they can be trusted: who else used the processors meanwhile."""
+"""Measure times, and how much other processes disturbed the measurement."""
 
 import os
 import resource
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-FOREIGN = 0.08  # share of the processors others may use during a sample
-RETRIES = 3  # times a disturbed sample is taken again
-SHORTEST = 0.2  # seconds of a sample: the processor counters advance by hundredths
+FOREIGN = 0.08  # largest share of the processors that others may use during a sample
+RETRIES = 3  # how often a disturbed sample is repeated
+SHORTEST = 0.2  # seconds of a sample; processor counters have steps of 0.01 s
 
 
 class Sample(NamedTuple):
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 def busy_seconds() -> float | None:
-    """Processor seconds used on this machine by anybody, from the kernel's counters."""
+    """Processor seconds used by all processes of the machine, from the kernel's counters."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     except OSError:
@@ -33,7 +33,7 @@ def busy_seconds() -> float | None:
 
 
 def own_seconds() -> float:
-    """Processor seconds used by this process and its children, those still running included."""
+    """Processor seconds used by this process and its children, including running ones."""
     mine, ended = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     total = mine.ru_utime + mine.ru_stime + ended.ru_utime + ended.ru_stime
     return total + sum(map(_used, _children(os.getpid())))
@@ -60,7 +60,7 @@ def _used(pid: int) -> float:
 
 
 def sample(run: Callable[[], Any], calls: int = 1) -> Sample:
-    """Time some calls, and the share of the processors others used meanwhile."""
+    """Time some calls, and measure the share of the processors that others used."""
     busy, own, start = busy_seconds(), own_seconds(), time.perf_counter()
     for _ in range(calls):
         run()
@@ -76,7 +76,7 @@ class Timing(NamedTuple):
     """The samples of one variant."""
 
     samples: list[Sample]
-    repeated: int  # samples taken again because they were disturbed
+    repeated: int  # number of samples that were repeated because they were disturbed
 
     @property
     def seconds(self) -> float:
@@ -85,27 +85,27 @@ class Timing(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Largest less smallest, over the median."""
+        """Largest minus smallest time, divided by the median."""
         times = [s.seconds for s in self.samples]
         return (max(times) - min(times)) / self.seconds
 
     @property
     def foreign(self) -> float | None:
-        """Largest share others had of the processors in a sample that counts."""
+        """Largest share of the processors that others used during a sample."""
         known = [s.foreign for s in self.samples if s.foreign is not None]
         return max(known) if known else None
 
 
-def interleaved(
+def time_in_turn(
     runs: Mapping[str, Callable[[], Any]],
     repeats: int,
     take: Callable[[Callable[[], Any], int], Sample] = sample,
 ) -> dict[str, Timing]:
-    """Time variants in turn, so that a slow minute is slow for all of them.
+    """Time variants in turn, so that a disturbance affects all of them.
 
-    One call of each is not timed. A sample during which others used more than 8 % of the
-    processors is taken again, up to three times and as often in all as there are repeats; the
-    least disturbed one counts.
+    The first call of each is not timed. A sample during which others used more than 8 % of the
+    processors is repeated up to three times, and at most `repeats` times over all samples. The
+    least disturbed one is used.
     """
     calls = {}
     for name, run in runs.items():
@@ -125,7 +125,7 @@ def interleaved(
 
 
 def gemm_peak(repeats: int = 7, size: int = 2048) -> float:
-    """What the machine can do: 1e9 operations a second of a large product of float32 matrices."""
+    """The peak speed of the machine in GFLOP/s, from a large product of float32 matrices."""
     a, b = torch.rand(size, size), torch.rand(size, size)
     out = a @ b
     times = []
@@ -155,7 +155,7 @@ def memory_now() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """The class of machine, without its name."""
+    """The kind of machine, without its name."""
     import platform
 
     processor = platform.processor() or platform.machine()

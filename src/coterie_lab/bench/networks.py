@@ -1,4 +1,4 @@
-"""The networks of the workloads, as a user would write them."""
+"""The networks of the workloads."""
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +61,9 @@ def autoencoder() -> nn.Module:
 
 
 class VAE(nn.Module):
-    """784-256-16-256-784; gives logits of the pixels, means and logarithms of variances.
+    """784-256-16-256-784; returns logits of the pixels, means and logarithms of variances.
 
-    Its noise is a function of the image and not drawn, so that every variant sees the same.
+    The noise is computed from the image instead of drawn, so that it is the same in all variants.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def vae_losses(output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
 
 
 class UserNet(nn.Module):
-    """What somebody might bring: own `forward`, residual connections, layer norm."""
+    """A user-defined network: own `forward`, residual connections, layer norm."""
 
     def __init__(self, width: int = 128, blocks: int = 2) -> None:
         super().__init__()
@@ -106,6 +106,6 @@ class UserNet(nn.Module):
 
 
 def focal_losses(output: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy that cares less for what is already right: a user's own loss."""
+    """A user-defined loss: cross-entropy with a smaller weight on samples that are right."""
     losses = functional.cross_entropy(output, batch.y, reduction="none")
     return (1 - torch.exp(-losses)).square() * losses

@@ -1,6 +1,6 @@
-"""Other packages on the same workloads, each in an environment of its own.
+"""Other packages on the same workloads, each in its own environment.
 
-The scripts are in `benchmarks/peers` of the source tree: they know nothing of this package and get
+The scripts are in `benchmarks/peers` of the source tree. They do not import Coterie; they receive
 the problem as a file of arrays.
 """
 
@@ -23,14 +23,14 @@ from coterie_lab.bench.workloads import NAMES
 SOURCE = Path(__file__).parents[3]
 SCRIPTS = SOURCE / "benchmarks" / "peers"
 PEERS = {"flower": ("W1",), "pfl": ("W1", "W3")}
-"""Workloads of each package."""
+"""The workloads of each package."""
 PACKAGES = {"flower": ("flwr", "ray"), "pfl": ("pfl",)}
-ROUNDS = 5  # the first is reported apart: workers start, libraries load
+ROUNDS = 5  # the first is listed separately: it starts workers and loads libraries
 TOLERANCE = 1e-4
 
 
-def measured(name: str, results: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    """Seconds per round of a package, beside ours; or why there are none."""
+def measure_peer(name: str, results: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """Measure the seconds per round of a package and ours; or the reason why it failed."""
     try:
         python = environment(name)
     except Failed as error:
@@ -48,10 +48,10 @@ def measured(name: str, results: dict[str, Any], common: dict[str, Any]) -> dict
 
 
 def environment(name: str) -> Path:
-    """The Python of a package's environment, made if it is not there."""
+    """The Python interpreter of a package's environment, which is created if necessary."""
     wanted = SCRIPTS / f"{name}.txt"
     if not wanted.exists():
-        raise Failed(f"{wanted.name} is in the source tree only; run from a checkout")
+        raise Failed(f"{wanted.name} is only in the source tree; run this from a checkout")
     bounds = SOURCE / "constraints.txt"
     text = wanted.read_text() + bounds.read_text() + sys.version
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -69,7 +69,7 @@ def environment(name: str) -> Path:
 
 
 def export(work: str, scale: float, path: Path) -> None:
-    """Write data, batches, first weights and the plain loop's mean after a round."""
+    """Write data, batches, initial weights and the mean of the plain loop after a round."""
     problem = variants.prepare(NAMES[work].scaled(scale))
     mean = variants.make(variants.PLAIN, problem).run()
     arrays = {f"mean/{leaf}": value[0] for leaf, value in mean.items()}
@@ -83,19 +83,19 @@ def _one(name: str, python: Path, work: str, threads: int, scale: float) -> dict
         problem = Path(folder) / "problem.npz"
         export(work, scale, problem)
         command = [str(python), str(SCRIPTS / f"{name}_peer.py"), str(problem)]
-        # A clean path, so that nothing of ours is imported there; Ray's workers need the scripts.
+        # A clean path, so that Coterie is not imported there. Ray's workers need the scripts.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
         path = {"PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": str(threads)}
         output = _do([*command, str(ROUNDS), str(threads)], 1200, clean | quiet | path)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
-        raise Failed("it printed no result")
+        raise Failed("the script printed no result")
     found = json.loads(lines[-1])
     if not found["seconds"] or found.get("apart") is None:
-        raise Failed("no round was finished")
+        raise Failed("the script finished no round")
     if not found["apart"] <= TOLERANCE:
-        raise Failed(f"its first round differs from the plain loop's by {found['apart']:.1e}")
+        raise Failed(f"its first round differs from the plain loop by {found['apart']:.1e}")
     later = found["seconds"][1:]
     return {
         "seconds": statistics.median(later),
@@ -108,14 +108,14 @@ def _one(name: str, python: Path, work: str, threads: int, scale: float) -> dict
 
 
 def _ours(work: str, results: dict[str, Any], threads: int, common: dict[str, Any]) -> float:
-    """Our seconds on the same workload: from this run, or measured now."""
+    """Our seconds on the same workload, from this run or measured now."""
     found = results["workloads"].get(work, {})
     if found.get("threads") != threads:
         pair = ["plain", "ours"]
         found = ask({"name": work, "threads": threads, "variants": pair, **common})
     ours = found.get("variants", {}).get("ours", {})
     if "seconds" not in ours:
-        raise Failed(f"ours was not measured: {ours.get('error', 'no result')}")
+        raise Failed(f"our engine was not measured: {ours.get('error', 'no result')}")
     return ours["seconds"]
 
 
@@ -128,13 +128,13 @@ def _versions(python: Path, packages: tuple[str, ...]) -> str:
 
 
 def _do(command: list[str], seconds: float, env: dict[str, str] | None = None) -> str:
-    """Run a command; an error ends in its last line."""
+    """Run a command and return its output; an error carries its last line."""
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=seconds, cwd=SCRIPTS
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"{Path(command[0]).name} did not end within {seconds:.0f} s") from None
+        raise Failed(f"{Path(command[0]).name} did not finish within {seconds:.0f} s") from None
     except OSError as error:
         raise Failed(str(error)) from None
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What was found, as a table, as a picture, and as a page of the documentation."""
+"""Show measured figures as tables and as a picture."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def table(names: list[str], lines: list[list[Any]]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time, in a unit that reads well.
+    """Format a time in a suitable unit.
 
     >>> seconds(0.0123), seconds(1.5), seconds(None)
     ('12.3 ms', '1.50 s', '-')
@@ -41,13 +41,13 @@ def _memory(found: dict[str, Any]) -> str:
 
 
 def block(key: str, found: dict[str, Any]) -> str:
-    """One workload as a table: a line per variant."""
+    """One workload as a table with one line per variant."""
     name = key.partition("@")[0]
     if "error" in found:
         return f"**{key}** could not be measured: {found['error']}."
     head = (
         f"**{key}** {found['title']}. {found['clients']:,} clients timed, {found['gflop']:.3g} "
-        f"GFLOP a round, threads: {found['threads']}, peak of the machine "
+        f"GFLOP per round, threads: {found['threads']}, peak of the machine "
         f"{found['peak_gflops']:.0f} GFLOP/s."
     )
     lines = []
@@ -67,13 +67,14 @@ def block(key: str, found: dict[str, Any]) -> str:
                 _memory(v),
             ]
         )
-    names = ["variant", "a round", "ratio", "of peak", "spread", "others", "apart", "memory"]
+    names = ["variant", "time per round", "speed-up", "share of peak", "spread", "other load"]
+    names += ["difference", "memory"]
     assert name in NAMES
     return f"{head}\n\n{table(names, lines)}"
 
 
 def extra(name: str, found: dict[str, Any]) -> str:
-    """A further measurement in words."""
+    """A further measurement as text."""
     if "error" in found:
         return f"**{name}** could not be measured: {found['error']}."
     if name == "server":
@@ -81,24 +82,25 @@ def extra(name: str, found: dict[str, Any]) -> str:
     if name == "scale100k":
         first, setup = seconds(found["first_round_seconds"]), seconds(found["setup_seconds"])
         return (
-            f"**{name}** {found['clients']:,} clients of W9's model, {found['cohort']:,} of them "
-            f"in a round, CLoVE with 10 models, threads: {found['threads']}: "
-            f"{seconds(found['seconds'])} a round (the first {first}), {setup} to set up, "
-            f"{found['peak_mb']:.0f} MB at most, of which libraries {found['libraries_mb']:.0f} MB "
-            f"and data {found['data_mb']:.0f} MB."
+            f"**{name}** CLoVE with 10 models of W9, {found['clients']:,} clients of which "
+            f"{found['cohort']:,} take part in a round, threads: {found['threads']}. Time per "
+            f"round {seconds(found['seconds'])} (first round {first}), setup {setup}, peak memory "
+            f"{found['peak_mb']:.0f} MB (libraries {found['libraries_mb']:.0f} MB, data "
+            f"{found['data_mb']:.0f} MB)."
         )
     memory = found["memory"]
     if "error" in memory:
         return f"**{name}** could not be measured: {memory['error']}."
     text = (
-        f"**{name}** IFCA on rotated digits, {memory['clients']:,} clients of {memory['samples']}: "
-        f"{seconds(memory['seconds'])} a round of which {seconds(memory['loading_seconds'])} go "
-        f"into gathering data; {memory['at_rest_mb']:.0f} MB of data at rest, "
-        f"{memory['peak_mb']:.0f} MB at most (libraries {memory['libraries_mb']:.0f} MB)."
+        f"**{name}** IFCA on rotated digits, {memory['clients']:,} clients with "
+        f"{memory['samples']} samples. Time per round {seconds(memory['seconds'])}, of which "
+        f"{seconds(memory['loading_seconds'])} for loading data; stored data "
+        f"{memory['at_rest_mb']:.0f} MB, peak memory {memory['peak_mb']:.0f} MB (libraries "
+        f"{memory['libraries_mb']:.0f} MB)."
     )
     round_ = found.get("round", {})
     if "error" in round_:
-        return f"{text} The round beside the plain loop failed: {round_['error']}."
+        return f"{text} The comparison with the plain loop failed: {round_['error']}."
     if "variants" in round_:
         lines = [
             [n, seconds(v["seconds"]), f"x{v['ratio']:.2f}", f"{v['hours_for_300_rounds']:.2f} h"]
@@ -106,7 +108,7 @@ def extra(name: str, found: dict[str, Any]) -> str:
             else [n, v.get("error", v.get("absent")), "", ""]
             for n, v in round_["variants"].items()
         ]
-        text += "\n\n" + table(["variant", "a round", "ratio", "300 rounds"], lines)
+        text += "\n\n" + table(["variant", "time per round", "speed-up", "300 rounds"], lines)
     return text
 
 
@@ -127,13 +129,13 @@ def _server(found: dict[str, Any]) -> str:
             word += f" (on a sample of {v['rows']:,})"
         lines.append([word, seconds(v["seconds"]), "", f"{v['peak_mb']:.0f} MB"])
     clients = mean.get("clients", 0)
-    return f"**W8** The server alone, {clients:,} clients, 10 groups, 10,000 weights.\n\n" + table(
-        ["part", "time", "ratio", "memory"], lines
+    return f"**W8** The server only, {clients:,} clients, 10 groups, 10,000 weights.\n\n" + table(
+        ["part", "time", "speed-up", "memory"], lines
     )
 
 
 def growth(results: dict[str, Any]) -> str:
-    """Time per round over sizes."""
+    """The time per round for different sizes."""
     lines = []
     for size, found in results.items():
         if "error" in found:
@@ -148,12 +150,12 @@ def growth(results: dict[str, Any]) -> str:
                 _part(found["deviation"]),
             ]
         )
-    names = ["as these grow", "a round takes", "fixed cost", "off a straight line by at most"]
+    names = ["size", "time per round", "fixed cost", "largest deviation from the line"]
     return table(names, lines)
 
 
 def peers(results: dict[str, Any]) -> str:
-    """Seconds per round of other packages, beside ours."""
+    """The time per round of other packages and ours."""
     lines = []
     for name, found in results.items():
         if "error" in found:
@@ -176,13 +178,14 @@ def peers(results: dict[str, Any]) -> str:
                     "-" if ratio is None else f"x{ratio:.1f}",
                 ]
             )
-    return table(["package", "workload", "a round", "first round", "ours", "ours is faster"], lines)
+    names = ["package", "workload", "time per round", "first round", "ours", "our speed-up"]
+    return table(names, lines)
 
 
 def goals(lines: list[dict[str, Any]]) -> str:
-    """The list of goals with what was reached."""
+    """The goals, and the figures that were reached."""
 
-    def shown(line: dict[str, Any], value: float | None) -> str:
+    def show(line: dict[str, Any], value: float | None) -> str:
         if value is None:
             return "not measured"
         if line["measure"].endswith("_mb"):
@@ -192,51 +195,55 @@ def goals(lines: list[dict[str, Any]]) -> str:
         return f"x{value:.2f}"
 
     words = {
-        "ratio": "times the plain loop",
-        "peak_fraction": "of the peak",
-        "deviation": "off a straight line",
-        "at_rest_mb": "data at rest",
-        "peak_mb": "memory at most",
+        "ratio": "speed-up over the plain loop",
+        "peak_fraction": "share of the peak",
+        "deviation": "deviation from a line",
+        "at_rest_mb": "stored data",
+        "peak_mb": "peak memory",
     }
     rows = [
         [
             line["where"],
             line["kind"],
-            "times the peer" if line["kind"] == "peer" else words[line["measure"]],
-            ("at most " if line["at_most"] else "") + shown(line, line["goal"]),
-            shown(line, line["reached"]),
+            "speed-up over the package" if line["kind"] == "peer" else words[line["measure"]],
+            ("at most " if line["at_most"] else "") + show(line, line["goal"]),
+            show(line, line["reached"]),
             line["by"],
             "yes" if line["met"] else "nearly" if line.get("close") else "**no**",
         ]
         for line in lines
     ]
-    return table(["where", "goal for", "measure", "goal", "reached", "by", "met"], rows)
+    return table(["workload", "kind", "measure", "goal", "reached", "variant", "met"], rows)
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Everything, in Markdown."""
+    """All figures in Markdown."""
     machine, settings = results["machine"], results["settings"]
     text = (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB; torch "
-        f"{machine['torch']}, Python {machine['python']}. Medians of {settings['repeats']}, all "
-        f"variants in turn in one process. Images: {results['data']}."
+        f"{machine['torch']}, Python {machine['python']}. Medians of {settings['repeats']} "
+        f"samples; all variants in turn in one process. Images: {results['data']}."
     )
     if settings["scale"] != 1:
-        text += f" **A trial with {settings['scale']:g} of the clients: no figure counts.**"
+        share = f"{settings['scale']:g}"
+        text += f" **A trial with {share} of the clients; the figures are not comparable.**"
     parts = [text]
     parts += [block(key, found) for key, found in results["workloads"].items()]
     parts += [extra(name, found) for name, found in results["extras"].items()]
     if results.get("growth"):
-        parts += ["Time per round as a size grows", growth(results["growth"])]
+        parts += ["Growth of the time per round", growth(results["growth"])]
     if results.get("peers"):
         parts += ["Other packages", peers(results["peers"])]
     if results.get("goals"):
-        parts += ["Goals (nearly: from 85 % on)", goals(results["goals"])]
+        parts += ["Goals (nearly: at least 85 %)", goals(results["goals"])]
     return "\n\n".join(parts) + "\n"
 
 
 def picture(results: dict[str, Any], path: Path) -> bool:
-    """Draw ratios as bars and growth as lines; False if there is nothing to draw, or no plots."""
+    """Draw speed-ups as bars and growth as lines.
+
+    Returns False if there is nothing to draw or matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -246,7 +253,7 @@ def picture(results: dict[str, Any], path: Path) -> bool:
     from matplotlib import pyplot as plt
 
     works = {k: v for k, v in results["workloads"].items() if "variants" in v}
-    names = [n for n in WHAT if n != "plain" and any(_timed(v, n) for v in works.values())]
+    names = [n for n in WHAT if n != "plain" and any(_has_time(v, n) for v in works.values())]
     curves = {k: v for k, v in results.get("growth", {}).items() if "seconds" in v}
     columns = bool(works) + bool(curves)
     if not columns:
@@ -264,7 +271,7 @@ def picture(results: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def _timed(found: dict[str, Any], name: str) -> bool:
+def _has_time(found: dict[str, Any], name: str) -> bool:
     return "seconds" in found["variants"].get(name, {})
 
 
@@ -279,7 +286,7 @@ def _bars(axis: Any, works: dict[str, Any], names: list[str]) -> None:
     }
     place, ticks = 0.0, []
     for found in works.values():
-        present = [n for n in names if _timed(found, n)]
+        present = [n for n in names if _has_time(found, n)]
         for i, name in enumerate(present):
             ratio = found["variants"][name]["ratio"]
             axis.barh(place + i, ratio, height=0.85, color=colours[name])
@@ -288,7 +295,7 @@ def _bars(axis: Any, works: dict[str, Any], names: list[str]) -> None:
         place += len(present) + 1.2
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
-    axis.set_yticks(ticks, [f"{k}, {v['threads']} thr." for k, v in _labelled(works)])
+    axis.set_yticks(ticks, [f"{k}, {v['threads']} thr." for k, v in _label(works)])
     axis.invert_yaxis()
     axis.margins(x=0.12)
     axis.set_xlabel("times the plain loop (at 1), same process")
@@ -299,7 +306,7 @@ def _bars(axis: Any, works: dict[str, Any], names: list[str]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _labelled(works: dict[str, Any]) -> list[tuple[str, Any]]:
+def _label(works: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(key.partition("@")[0], found) for key, found in works.items()]
 
 

@@ -1,4 +1,4 @@
-"""The server alone: means of 100,000 updates, and clustering 100,000 clients."""
+"""The server only: means of 100,000 updates, and clustering of 100,000 clients."""
 
 import statistics
 import time
@@ -15,11 +15,11 @@ from coterie.core.aggregate import Mean, RunningMean
 from coterie_lab.bench import measure
 
 CLIENTS, WEIGHTS, GROUPS = 100_000, 10_000, 10
-POOL = 2_000  # updates held at a time, 80 MB; taken in turn, so no 4 GB are needed
+POOL = 2_000  # updates in memory (80 MB), used in turn; all of them would need 4 GB
 
 
 def mean(job: dict[str, Any]) -> dict[str, Any]:
-    """Weighted mean of all updates by group: a loop over replies against ours, chunk by chunk."""
+    """The weighted mean of all updates by group: a loop over replies, and ours in chunks."""
     m = int(CLIENTS * job.get("scale", 1.0))
     chunk = min(100, m)
     pool = torch.randn(POOL, WEIGHTS)
@@ -53,7 +53,7 @@ def mean(job: dict[str, Any]) -> dict[str, Any]:
 
     runs: dict[str, Callable[[], Tensor]] = {"plain": plain, "in_place": in_place, "ours": ours}
     apart = float((ours() - plain()).abs().max())
-    timings = measure.interleaved(runs, job.get("repeats", 5))
+    timings = measure.time_in_turn(runs, job.get("repeats", 5))
     base = timings["plain"].seconds
     gflop = 2 * m * WEIGHTS / 1e9
     return {
@@ -75,7 +75,7 @@ def mean(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vectors(m: int) -> Tensor:
-    """Loss vectors of ten groups that overlap."""
+    """Loss vectors of ten overlapping groups."""
     generator = torch.Generator().manual_seed(0)
     centres = 1.0 + torch.rand(GROUPS, GROUPS, generator=generator)
     centres.fill_diagonal_(0.5)
@@ -83,7 +83,7 @@ def _vectors(m: int) -> Tensor:
     return centres[truth] + 0.2 * torch.randn(m, GROUPS, generator=generator)
 
 
-def _timed(job: dict[str, Any], run: Callable[[], Any]) -> dict[str, Any]:
+def _time(job: dict[str, Any], run: Callable[[], Any]) -> dict[str, Any]:
     times = []
     for _ in range(min(job.get("repeats", 3), 3)):
         start = time.perf_counter()
@@ -93,25 +93,25 @@ def _timed(job: dict[str, Any], run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def cluster(job: dict[str, Any]) -> dict[str, Any]:
-    """k-means of 100,000 loss vectors."""
+    """Time k-means on 100,000 loss vectors."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
-    found = _timed(job, lambda: len(kmeans(points, GROUPS)[1]))
+    found = _time(job, lambda: len(kmeans(points, GROUPS)[1]))
     return {**found, "clients": len(points)}
 
 
 def choice(job: dict[str, Any]) -> dict[str, Any]:
-    """The number of groups among 100,000 loss vectors, by silhouettes."""
+    """Time the choice of the number of groups for 100,000 loss vectors, by silhouettes."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
-    found = _timed({"repeats": 1}, lambda: choose_k(points, GROUPS + 2))
+    found = _time({"repeats": 1}, lambda: choose_k(points, GROUPS + 2))
     chosen = found.pop("result")
     return {**found, "clients": len(points), "result": chosen.k, "rows": chosen.rows}
 
 
 def matching(job: dict[str, Any]) -> dict[str, Any]:
-    """Clusters of 100,000 clients matched to models."""
+    """Time the matching of clusters of 100,000 clients to models."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
     labels = torch.arange(len(points)) % GROUPS
-    found = _timed(job, lambda: int(match_models(points, labels, "mincost").max()) + 1)
+    found = _time(job, lambda: int(match_models(points, labels, "mincost").max()) + 1)
     return {**found, "clients": len(points)}
 
 

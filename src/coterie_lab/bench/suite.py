@@ -1,4 +1,4 @@
-"""The whole benchmark: which blocks run, in what order, and what is kept of them."""
+"""The whole benchmark: runs all measurements and collects their results."""
 
 import os
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from coterie_lab.bench import goals, measure
 from coterie_lab.bench.block import Failed, ask
 from coterie_lab.bench.growth import SIZES
 from coterie_lab.bench.images import images
-from coterie_lab.bench.workloads import WORKLOADS, chosen
+from coterie_lab.bench.workloads import WORKLOADS, select
 
 SCHEMA = 1
 EXTRAS = {
     "W8": "the server: means of 100,000 updates, clustering of 100,000 clients",
     "server": "the same as W8",
-    "scale100k": "100,000 clients of W9's model, 1 % of them a round, CLoVE with 10 models",
-    "ifca1200": "a round of IFCA's Table 1 with 1,200 clients, beside the plain loop",
-    "ifca4800": "memory of the same with 4,800 clients",
+    "scale100k": "CLoVE with 10 models of W9, 100,000 clients, 1 % per round",
+    "ifca1200": "a round of IFCA's Table 1 with 1,200 clients, and the plain loop",
+    "ifca4800": "memory of a round of IFCA's Table 1 with 4,800 clients",
 }
 DEFAULT = ("server", "scale100k", "ifca1200", "ifca4800")
 PARTS = ("workloads", "extras", "growth", "peers")
-Told = Callable[[str, dict[str, Any]], None]
+Report = Callable[[str, dict[str, Any]], None]
 
 
 def run(
@@ -33,14 +33,15 @@ def run(
     peers: bool = False,
     memory: bool = True,
     before: dict[str, Any] | None = None,
-    told: Told = lambda name, found: None,
+    report: Report = lambda name, found: None,
     keep: Callable[[dict[str, Any]], None] = lambda results: None,
 ) -> dict[str, Any]:
-    """Measure; `told` hears of every block as it ends, `keep` gets the results so far.
+    """Measure, and return all results.
 
-    What `before`, the results of an interrupted run, already has is not measured again.
+    `report` is called with every finished measurement, `keep` with all results so far.
+    Measurements in `before`, the results of an interrupted run, are not repeated.
     """
-    works, extras = chosen(only, tuple(EXTRAS)) if only is not None else ([*WORKLOADS], [*DEFAULT])
+    works, extras = select(only, tuple(EXTRAS)) if only is not None else ([*WORKLOADS], [*DEFAULT])
     cores = os.cpu_count() or 1
     results: dict[str, Any] = {
         "schema": SCHEMA,
@@ -55,7 +56,7 @@ def run(
     }
     common = {"repeats": repeats, "scale": scale}
     if before is not None:
-        _continues(before, results)
+        _check_same(before, results)
         results |= {part: before.get(part, {}) for part in PARTS}
 
     def missing(part: str, name: str) -> bool:
@@ -65,7 +66,7 @@ def run(
         results[part][name] = found
         results["goals"] = goals.of_results(results)
         keep(results)
-        told(name, found)
+        report(name, found)
 
     for work in works:
         counts = [threads] if threads else [min(t, cores) for t in work.threads]
@@ -96,24 +97,25 @@ def run(
         for name in others.PEERS:
             if not missing("peers", name):
                 continue
-            done("peers", name, others.measured(name, results, common))
+            done("peers", name, others.measure_peer(name, results, common))
     results["goals"] = goals.of_results(results)
     keep(results)
     return results
 
 
-def _continues(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Figures of one table must come from one machine and one way to measure."""
+def _check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Check that a run continues on the same machine with the same settings."""
     for part in ("schema", "machine", "settings", "data"):
         if before.get(part) != now[part]:
             raise ConfigError(
-                f"coterie bench: a run can only be continued where it began. {part} was "
-                f"{before.get(part)}, now {now[part]}. Write to another file."
+                f"coterie bench: a run can only continue on the same machine with the same "
+                f"settings. {part} was {before.get(part)} and is now {now[part]}. Write to another "
+                "file."
             )
 
 
 def attempt(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:
-    """What a block found, or why it failed."""
+    """Run a measurement; return its result or the reason why it failed."""
     try:
         return ask(job, seconds)
     except Failed as error:
@@ -121,7 +123,7 @@ def attempt(job: dict[str, Any], seconds: float = 7200) -> dict[str, Any]:
 
 
 def extra(name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """A further measurement by name."""
+    """Run a further measurement by name."""
     if name == "server":
         parts = ("mean", "cluster", "choice", "matching")
         return {
@@ -133,7 +135,7 @@ def extra(name: str, job: dict[str, Any]) -> dict[str, Any]:
     sizes = {"clients": clients, "samples": samples}
     found = {"memory": attempt({"kind": "large", "part": "ifca_memory", **sizes, **job})}
     if name == "ifca1200":
-        # Nothing is left out here: all clients are timed, the plain loop with its data as floats.
+        # All clients are timed here; the plain loop holds its data as floats.
         clients = int(1200 * job["scale"]) // 4 * 4
         whole = {"changes": {"timed": None, "clients": clients}, "variants": ["plain", "ours"]}
         found["round"] = attempt({"kind": "times", "name": "W4", **whole, **job, "scale": 1.0})

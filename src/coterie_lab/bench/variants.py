@@ -1,4 +1,4 @@
-"""The same round, run in different ways: a loop as people write it, and our federation."""
+"""The same round computed in different ways: by a plain loop and by our engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,27 +17,27 @@ from coterie.engines import Simulation
 from coterie_lab.bench.workloads import Problem, Workload, federation_of, gflop, method_of
 
 Round = Callable[[], Params]
-"""One round from the start of a problem; gives the new models, [k, ...] each leaf."""
+"""Runs one round of a problem; returns the new models, each leaf [k, ...]."""
 
 TASKS = {"FedAvg": "update", "IFCA": "choose", "CLoVE": "update"}
 PLAIN, LAYOUT, OURS = "plain", "channels_last", "ours"
 WHAT = {
-    PLAIN: "the plain loop: one client after the other, torch.optim",
-    LAYOUT: "the plain loop with the memory layout that suits convolutions",
-    OURS: "our engine, by its own plan",
-    "loop": "our engine, told to take one client after the other",
-    "vmap": "our engine, told to use vmap of the gradient",
-    "twins": "our engine, told to stack layers",
-    "gram": "our engine, told to use the Gram form of the first layer",
+    PLAIN: "the plain loop: one client after the other, with torch.optim",
+    LAYOUT: "the plain loop with a memory layout that suits convolutions",
+    OURS: "our engine, which chooses the kernel itself",
+    "loop": "our engine, forced to train one client after the other",
+    "vmap": "our engine, forced to use vmap of the gradient",
+    "twins": "our engine, forced to stack layers",
+    "gram": "our engine, forced to use the Gram form of the first layer",
 }
 
 
 class Unavailable(Exception):
-    """A variant that this version does not have."""
+    """Raised for a variant that does not exist in this version."""
 
 
 def prepare(work: Workload) -> Problem:
-    """Data, models, the first state and the batches of a workload."""
+    """Prepare the data, models, initial state and batches of a workload."""
     data = federation_of(work)
     model = Model(work.network, loss=work.loss)
     method = method_of(work, model)
@@ -46,14 +46,14 @@ def prepare(work: Workload) -> Problem:
     fed.begin(-1)
     state = method.init(fed)
     if work.groups > 1:
-        state = state._replace(models=_warmed(state.models, model, batch, data.truth))
+        state = state._replace(models=_warm_up(state.models, model, batch, data.truth))
     problem = Problem(work, data, model, method, state, batch, torch.empty(0))
     steps = _steps(problem, fed) if work.local.batch_size else torch.empty(0)
     return replace(problem, steps=steps, gflop=gflop(work, model, batch.x[0], len(data)))
 
 
-def _warmed(models: Params, model: Model, batch: Any, truth: Tensor | None) -> Params:
-    """Models in the middle of a run: each has seen a little of one group's data."""
+def _warm_up(models: Params, model: Model, batch: Any, truth: Tensor | None) -> Params:
+    """Train each model a little on the data of one group, as in the middle of a run."""
     assert truth is not None
     warm = []
     for group in range(len(next(iter(models.values())))):
@@ -76,7 +76,7 @@ def _params(model: Model, network: nn.Module) -> Params:
 
 
 def _steps(problem: Problem, fed: Simulation) -> Tensor:
-    """Rows of every client's steps, as the engine draws them in round 0."""
+    """The rows of every step of each client, as the engine draws them in round 0."""
     task = TASKS[type(problem.method).__name__]
     key = fold(fed.run_key, "client", 0, task, 0)
     names = torch.stack([fold(seed_key(0), name) for name in fed.names])
@@ -87,7 +87,7 @@ def _steps(problem: Problem, fed: Simulation) -> Tensor:
 
 
 class Variant(NamedTuple):
-    """A way to run a round, and what was planned for it."""
+    """One way to compute a round, and the plan of the engine for it."""
 
     name: str
     run: Round
@@ -95,7 +95,7 @@ class Variant(NamedTuple):
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """What the engine chose, as plain data."""
+        """The choices of the engine, as plain data."""
         return None if self.fed is None else {k: _plain(v) for k, v in self.fed.plan.items()}
 
 
@@ -106,13 +106,13 @@ def _plain(value: Any) -> Any:
 
 
 def names_of(work: Workload) -> list[str]:
-    """The variants that apply to a workload, the plain loop first."""
+    """The variants of a workload, starting with the plain loop."""
     convolves = any(isinstance(layer, nn.Conv2d) for layer in work.network().modules())
     return [PLAIN, *([LAYOUT] if convolves else []), OURS, *work.kernels]
 
 
 def make(name: str, problem: Problem, exact: bool = False) -> Variant:
-    """A variant by name; `exact` for the check of agreement, without random numbers."""
+    """Make a variant by name; `exact` makes one without random numbers, for comparisons."""
     if exact and problem.work.exact is not None:
         model = Model(problem.work.exact, loss=problem.work.loss)
         problem = replace(problem, model=model, method=method_of(problem.work, model))
@@ -132,17 +132,17 @@ def make(name: str, problem: Problem, exact: bool = False) -> Variant:
 
 
 def federation(problem: Problem, kernel: str) -> Simulation:
-    """A simulated federation with a kernel forced, or chosen by the engine's plan."""
+    """A simulated federation with a given kernel, or with the one the engine chooses."""
     return simulate(problem.data, kernel)
 
 
 def simulate(data: Any, kernel: str = "auto", **options: Any) -> Simulation:
-    """A simulation, told which kernel to use."""
+    """A simulation with a given kernel."""
     return Simulation(data, seed=0, kernel=kernel, **options)  # type: ignore[arg-type]
 
 
 def plain_loop(problem: Problem, channels_last: bool) -> Round:
-    """The loop everybody writes: copy the model in, take the steps, add to the mean."""
+    """The plain loop: for each client copy the model, train it and add it to the mean."""
     work, model, batch = problem.work, problem.model, problem.batch
     bank = problem.state.models if work.groups > 1 else stack([problem.state.params])
     starts = [model.plain(row(bank, j)) for j in range(work.groups)]
@@ -188,7 +188,7 @@ def plain_loop(problem: Problem, channels_last: bool) -> Round:
         state, _ = loss_groups.recluster(problem.method, server, problem.state, everyone, reply)
         return state.assignment.tolist()
 
-    server = Simulation(problem.data, seed=0)  # for the key of its clustering alone
+    server = Simulation(problem.data, seed=0)  # only provides the key for the clustering
 
     def run() -> Params:
         group = group_of_each()
@@ -211,7 +211,7 @@ def plain_loop(problem: Problem, channels_last: bool) -> Round:
 
 
 def optimizer_of(work: Workload, network: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of the plain loop, with torch's defaults."""
+    """The optimiser of the plain loop, with the defaults of torch."""
     rate = work.local.learning_rate
     if work.local.optimizer == "adam":
         return torch.optim.Adam(network.parameters(), lr=rate)
@@ -219,7 +219,7 @@ def optimizer_of(work: Workload, network: nn.Module) -> torch.optim.Optimizer:
 
 
 class Agreement(NamedTuple):
-    """How far a variant's models are from the plain loop's after a round."""
+    """The difference between the models of a variant and those of the plain loop after a round."""
 
     largest: float  # difference of any weight
     relative: float  # norm of the difference over the norm of the change
@@ -228,15 +228,15 @@ class Agreement(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Within tolerance, and small beside what the round changed; False for nan."""
+        """Whether the difference is within both tolerances; False for nan."""
         return self.largest <= self.tolerance and self.relative <= RELATIVE
 
 
-RELATIVE = 0.02  # Adam turns rounding into steps where a gradient is nearly zero; elsewhere 1e-4
+RELATIVE = 0.02  # with Adam, rounding matters where a gradient is almost zero; otherwise 1e-4
 
 
 def agreement(problem: Problem, ours: Params, plain: Params) -> Agreement:
-    """Compare two variants' models, floating leaves alone."""
+    """Compare the models of two variants; only floating point leaves count."""
     bank = problem.state.models if problem.work.groups > 1 else stack([problem.state.params])
     largest = difference = change = moved = 0.0
     for leaf, start in bank.items():

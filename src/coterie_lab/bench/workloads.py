@@ -1,7 +1,7 @@
-"""The workloads: network, data, amount of work, and what is expected of them.
+"""The workloads: network, data, amount of work, and goals.
 
-All start from the same models and take the same batches in every variant. Times are per round, with
-the data in memory and without evaluation.
+All variants of a workload use the same initial models and the same batches. Times are per round,
+with the data in memory and without evaluation.
 """
 
 from collections.abc import Callable
@@ -28,38 +28,40 @@ from coterie_lab.bench.images import images
 
 @dataclass(frozen=True)
 class Goal:
-    """What a workload is to reach: times the plain loop, and fraction of the machine's peak."""
+    """A goal of a workload: speed-up over the plain loop, and share of the machine's peak."""
 
     threads: int
     ratio: float
-    variants: tuple[str, ...]  # any of these may reach it
+    variants: tuple[str, ...]  # any of these may meet the goal
     kind: str = "general"
     peak: float | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the benchmark.
+    """One workload of the benchmark.
 
     Parameters
     ----------
     network
         Builds the network.
     local
-        Each client's training.
-    clients, samples
-        How many there are and how much each has.
+        Local training of each client.
+    clients
+        Number of clients.
+    samples
+        Number of samples per client.
     timed
-        Clients that are timed where the cost is known to be linear in them; None: all.
+        Number of clients that are timed, if the time is linear in it; None for all.
     inputs
-        "flat" or "image" digits, "turned" digits in four rotations, "noise" pictures or "normal"
+        "flat" or "image" digits, "turned" digits in four rotations, "noise" images or "normal"
         numbers.
     groups
-        Models; with more than one, `method` is IFCA or CLoVE.
+        Number of models; with more than one, `method` is IFCA or CLoVE.
     tolerance
-        Largest difference of a weight from the plain loop after a round.
+        Largest allowed difference of a weight from the plain loop after a round.
     exact
-        Builds the network for the check of agreement, where `network` draws random numbers.
+        Builds the network for the comparison, if `network` draws random numbers.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Workload:
     exact: Callable[[], nn.Module] | None = None
 
     def scaled(self, scale: float) -> "Workload":
-        """The same with fewer clients, for a trial."""
+        """The same workload with fewer clients, for a trial."""
         if scale == 1:
             return self
         count = max(self.groups, 2, round((self.timed or self.clients) * scale))
@@ -89,7 +91,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload made ready: everything that no variant needs to be timed for."""
+    """A prepared workload: everything that is not part of the timing."""
 
     work: Workload
     data: FederatedData
@@ -101,13 +103,13 @@ class Problem:
     gflop: float = 0.0
 
     def loss(self, output: Any, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss, as the plain loop takes it."""
+        """The mean loss, as the plain loop computes it."""
         name = self.work.loss
         if name == "cross_entropy":
             return nn.functional.cross_entropy(output, y)
         if name == "reconstruction":
             return nn.functional.mse_loss(output, x)
-        return name(output, Batch(x, y, x, x)).mean()  # these losses read x and y alone
+        return name(output, Batch(x, y, x, x)).mean()  # these losses only read x and y
 
 
 def mlp() -> nn.Module:
@@ -125,7 +127,7 @@ def _sgd(epochs: int = 1, batch_size: int = 20, **options: Any) -> LocalSGD:
     return LocalSGD(epochs=epochs, batch_size=batch_size, **options)
 
 
-# The general engine has no Gram form, which the plan may choose where it is a special path.
+# A general goal does not count the Gram form, which only some workloads can use.
 STACKED, TWINS, GRAM = ("twins",), ("twins", "ours"), ("gram", "ours")
 ALL = ("loop", "vmap", "twins", "gram")
 WORKLOADS = (
@@ -249,7 +251,7 @@ WORKLOADS = (
         loss=networks.vae_losses,
         threads=(1,),
         goals=(Goal(1, 2.2, TWINS),),
-        tolerance=2e-3,  # Adam moves a weight of nearly no gradient by the rate, either way
+        tolerance=2e-3,  # Adam moves a weight with almost no gradient by the full rate
     ),
     Workload(
         "W7-vae-5",
@@ -276,7 +278,7 @@ WORKLOADS = (
     ),
     Workload(
         "W1-custom",
-        "MLP as W1 with a loss of the user's own",
+        "MLP as W1 with a user-defined loss",
         mlp,
         _sgd(),
         clients=100,
@@ -300,7 +302,8 @@ WORKLOADS = (
     ),
     Workload(
         "usernet",
-        "a user's network: own forward, residual connections, layer norm, own loss; 100 clients",
+        "user-defined network (own forward, residual connections, layer norm, own loss), "
+        "100 clients",
         networks.UserNet,
         _sgd(),
         clients=100,
@@ -309,13 +312,13 @@ WORKLOADS = (
     ),
 )
 NAMES = {work.name: work for work in WORKLOADS}
-FLOOR = 0.95  # of the plain loop: what our engine must reach on anything
+FLOOR = 0.95  # smallest speed-up over the plain loop that our engine must reach everywhere
 
 
-def chosen(names: list[str], extra: tuple[str, ...] = ()) -> tuple[list[Workload], list[str]]:
-    """Workloads and further measurements by name; `W7` stands for all that begin so.
+def select(names: list[str], extra: tuple[str, ...] = ()) -> tuple[list[Workload], list[str]]:
+    """Select workloads and further measurements by name; `W7` selects all that start with it.
 
-    >>> [work.name for work in chosen(["W1", "W7"])[0]]
+    >>> [work.name for work in select(["W1", "W7"])[0]]
     ['W1', 'W7-ae', 'W7-vae', 'W7-vae-adam', 'W7-vae-5']
     """
     works: list[Workload] = []
@@ -334,11 +337,11 @@ def chosen(names: list[str], extra: tuple[str, ...] = ()) -> tuple[list[Workload
 
 
 def federation_of(work: Workload) -> FederatedData:
-    """The clients of a workload, as many as are timed."""
+    """The clients of a workload that are timed."""
     m, n = work.timed or work.clients, work.samples
     generator = torch.Generator().manual_seed(1)
     if work.inputs == "turned":
-        return turned(m, n, work.groups)
+        return rotate_digits(m, n, work.groups)
     if work.inputs in ("flat", "image"):
         found = images()
         x, y = found.x[: m * n].float() / 255, found.y[: m * n]
@@ -354,8 +357,8 @@ def federation_of(work: Workload) -> FederatedData:
     )
 
 
-def turned(m: int, n: int, groups: int) -> FederatedData:
-    """Digits held once as bytes; a client is a row of numbers and a rotation."""
+def rotate_digits(m: int, n: int, groups: int) -> FederatedData:
+    """Rotated digits, stored once as bytes; a client has row numbers and a rotation."""
     found = images(60_000)
     each = m // groups * n
     x, y = found.x[:each], found.y[:each]
@@ -367,7 +370,7 @@ def _names(m: int) -> tuple[str, ...]:
 
 
 def method_of(work: Workload, model: Model) -> Any:
-    """The method whose round is timed."""
+    """The method that is timed."""
     if work.method is FedAvg:
         return FedAvg(model, work.local)
     if work.method is IFCA:
@@ -379,7 +382,7 @@ def gflop(work: Workload, model: Model, sample: Tensor, clients: int) -> float:
     """Floating point operations of a round, in 1e9; a multiply-add counts as two.
 
     Forward pass, gradient of the weights, and gradient of the inputs except for the first layer.
-    Gram kernels do less: their share of the peak counts what the plain way needs and may exceed 1.
+    Gram kernels need fewer operations, so their share of the peak can exceed 1.
     """
     forward: list[int] = []
 

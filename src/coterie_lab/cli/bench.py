@@ -89,7 +89,7 @@ def bench(
         if more and json is not None and json.exists():
             before = json_.loads(json.read_text())
         options = names, threads, repeats, scale, growth, peers, memory, before
-        results = suite.run(*options, told=_say, keep=keep)
+        results = suite.run(*options, report=_say, keep=keep)
         if results["goals"]:
             print(report.goals(results["goals"]))
         if json is not None:

@@ -3,7 +3,7 @@
 import pytest
 
 from coterie_lab.bench import measure
-from coterie_lab.bench.measure import RETRIES, Sample, Timing, interleaved
+from coterie_lab.bench.measure import RETRIES, Sample, Timing, time_in_turn
 
 
 def test_a_timing_is_the_median_and_its_spread():
@@ -22,7 +22,7 @@ def test_variants_take_turns_after_one_call_that_is_not_timed():
         run()
         return Sample(1.0, 0.0)
 
-    timings = interleaved(runs, repeats=2, take=take)
+    timings = time_in_turn(runs, repeats=2, take=take)
     assert order == ["a", "a", "b", "b", "a", "b", "a", "b"]  # warm-up, trial, then in turn
     assert [len(timing.samples) for timing in timings.values()] == [2, 2]
 
@@ -34,7 +34,7 @@ def test_short_calls_are_timed_in_a_row():
         asked.append(calls)
         return Sample(0.01, 0.0)
 
-    interleaved({"a": lambda: None}, repeats=1, take=take)
+    time_in_turn({"a": lambda: None}, repeats=1, take=take)
     assert asked[0] == 1
     assert asked[1] * 0.01 >= measure.SHORTEST
 
@@ -46,7 +46,7 @@ def test_a_disturbed_sample_is_taken_again_and_the_quietest_counts():
         share = next(shares)
         return Sample(1.0 + share, share)
 
-    timing = interleaved({"a": lambda: None}, repeats=2, take=take)["a"]
+    timing = time_in_turn({"a": lambda: None}, repeats=2, take=take)["a"]
     assert timing.samples == [Sample(1.01, 0.01), Sample(1.0, 0.0)]
     assert timing.repeated == 2
 
@@ -59,11 +59,11 @@ def test_repeats_are_bounded():
         count += 1
         return Sample(1.0, 0.9)
 
-    timing = interleaved({"a": lambda: None}, repeats=5, take=take)["a"]
+    timing = time_in_turn({"a": lambda: None}, repeats=5, take=take)["a"]
     assert count == 1 + 5 + 5  # trial, samples, and as many again
     assert timing.repeated == 5
     count = 0
-    interleaved({"a": lambda: None}, repeats=1, take=take)
+    time_in_turn({"a": lambda: None}, repeats=1, take=take)
     assert count == 1 + 1 + min(RETRIES, 1)
     assert timing.foreign == 0.9
 

@@ -60,14 +60,14 @@ def test_a_block_that_fails_says_why():
 
 
 def test_a_block_that_takes_too_long_is_ended():
-    with pytest.raises(Failed, match="did not end"):
+    with pytest.raises(Failed, match="did not finish"):
         ask({"name": "W2", "repeats": 50}, seconds=0.05)
 
 
 def test_growth_that_is_not_straight_is_seen():
     # 1, 4, 9: no straight line comes nearer than a few tenths.
-    assert growth.straight([1, 2, 3], [1.0, 4.0, 9.0])[2] > 0.2
-    assert growth.straight([1, 2, 3], [1.0, 2.0, 3.0])[2] < 1e-9
+    assert growth.fit_line([1, 2, 3], [1.0, 4.0, 9.0])[2] > 0.2
+    assert growth.fit_line([1, 2, 3], [1.0, 2.0, 3.0])[2] < 1e-9
 
 
 def test_the_problem_for_other_packages_is_plain_arrays(tmp_path):
@@ -82,7 +82,7 @@ def test_the_problem_for_other_packages_is_plain_arrays(tmp_path):
 
 def test_a_package_that_cannot_be_had_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
-    found = peers.measured("pfl", {"workloads": {}}, {"scale": 1.0})
+    found = peers.measure_peer("pfl", {"workloads": {}}, {"scale": 1.0})
     assert "pfl.txt" in found["error"]
 
 
@@ -103,7 +103,7 @@ def test_a_package_that_fails_or_disagrees_is_named(monkeypatch, tmp_path):
 
 
 def test_a_network_is_explained_layer_by_layer(tmp_path):
-    assert "stacked" in explain.explained("mlp")
+    assert "stacked" in explain.explain_name("mlp")
     path = tmp_path / "mine.py"
     path.write_text(
         "from torch import nn\n"
@@ -115,7 +115,7 @@ def test_a_network_is_explained_layer_by_layer(tmp_path):
         "    def forward(self, x):\n"
         "        return self.output(self.cell(x))\n"
     )
-    text = explain.explained(f"{path}:Net")
+    text = explain.explain_name(f"{path}:Net")
     assert "GRUCell" in text
     done = command("--explain", "cnn")
     assert done.exit_code == 0

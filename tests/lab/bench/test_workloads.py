@@ -8,7 +8,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.model import Model
 from coterie_lab.bench import networks
 from coterie_lab.bench.images import images
-from coterie_lab.bench.workloads import NAMES, WORKLOADS, chosen, federation_of, gflop
+from coterie_lab.bench.workloads import NAMES, WORKLOADS, federation_of, gflop, select
 
 # 1e9 operations a round, worked out by hand: W1 has 20,000 samples of
 # 4 * 784 * 200 + 6 * 200 * 10 operations, W4 240,000 of 10 such and 4 forward passes, ...
@@ -57,7 +57,7 @@ def test_images_say_where_they_come_from(monkeypatch):
 
 def test_an_unknown_workload_is_an_error_with_the_nearest_name():
     with pytest.raises(ConfigError, match="W9"):
-        chosen(["W99"])
+        select(["W99"])
 
 
 def test_the_noise_of_the_vae_is_a_function_of_the_image():
