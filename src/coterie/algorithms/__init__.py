@@ -13,6 +13,7 @@ from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
+from coterie.algorithms.per_fedavg import PerFedAvg
 from coterie.algorithms.survey import Survey
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "FederatedKMeans",
     "KFed",
     "LocalOnly",
+    "PerFedAvg",
     "Survey",
 ]
