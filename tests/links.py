@@ -41,11 +41,13 @@ class LocalLink:
         return [(n, self.answers.pop(n)) for n in sorted(numbers) if n in self.answers]
 
 
-def workers(folder: Path, names: list[str], data: str = "run") -> dict[int, Worker]:
+def workers(
+    folder: Path, names: list[str], data: str = "run", allow: tuple[str, ...] = ()
+) -> dict[int, Worker]:
     """A worker for each name."""
     out = {}
     for number, name in enumerate(names):
         home = folder / name
         home.mkdir(parents=True, exist_ok=True)
-        out[100 + number] = Worker(home, name, data)
+        out[100 + number] = Worker(home, name, data, allow)
     return out

@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import coterie.algorithms  # noqa: F401 - lists the methods
+import newcomer
 from coterie.checks import CHECKS, KERNELS, Problem, assert_contract, check_algorithm, tiny
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import REGISTRY, Algorithm, Fill, find
@@ -403,7 +405,7 @@ FAULTS = {
     ),
     "hides nan": Fault("nan_replies_are_dropped", "There was none", {"mean": hides_nan}),
     "marks the state when deploying": Fault(
-        "exams_change_nothing", "'state/extra'", {"deploy": marks_the_state_when_deploying}
+        "evaluations_change_nothing", "'state/extra'", {"deploy": marks_the_state_when_deploying}
     ),
     "weighs by client number": Fault(
         "client_order_does_not_matter", "'state/extra'", {"end": weighs_by_client_number}
@@ -430,13 +432,13 @@ FAULTS = {
         "global_generators_stay_untouched", "of Python", {"begin": server_draws_from_python}
     ),
     "shows test data": Fault(
-        "only_the_exam_reads_test_data", "during a round", {"begin": shows_test_data}
+        "only_evaluation_reads_test_data", "during a round", {"begin": shows_test_data}
     ),
     "reads the source": Fault(
-        "only_the_exam_reads_test_data", "during a round", {"begin": reads_the_source}
+        "only_evaluation_reads_test_data", "during a round", {"begin": reads_the_source}
     ),
     "looks for the truth": Fault(
-        "only_the_exam_reads_test_data", "AttributeError", {"begin": looks_for_the_truth}
+        "only_evaluation_reads_test_data", "AttributeError", {"begin": looks_for_the_truth}
     ),
     "sends its data": Fault(
         "replies_do_not_grow_with_data", "update/x", {"task": sends_its_data}, ("stacked",)
@@ -548,3 +550,9 @@ def test_an_assertion_lists_what_is_wrong():
     only = ["seeds_decide", "zero_epochs_change_no_model"]
     with pytest.raises(AssertionError, match=r"1 of 2 checks(?s:.*)zero_epochs_change_no_model: "):
         assert_contract(broken, ("loop",), only)
+
+
+def test_a_newcomers_file_passes_the_contract():
+    assert len(Path(newcomer.__file__).read_text().splitlines()) < 80
+    report = check_algorithm(newcomer.Newcomer)
+    assert report.passed, str(report)

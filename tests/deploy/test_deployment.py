@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import newcomer
 from coterie.running.build import build
 from coterie.running.loop import run as simulate
 from small_runs import coterie, described, toml
@@ -23,11 +24,13 @@ from coterie.deploy.keys import node_key
 from coterie.deploy.local import Deployment
 from coterie.deploy.processes import environment, free_port, started, tool
 
+HERE = Path(newcomer.__file__).parent
+
 
 def tables():
-    """IFCA on two clients for two rounds, every message through bytes in the simulation."""
+    """A user's own method on two clients for two rounds, through bytes in the simulation."""
     return described(
-        "ifca",
+        "newcomer:Newcomer",
         2,
         data={"n_groups": 2, "clients_per_group": 1, "n": 40, "test": 10},
         run={"participation": 1.0, "engine": "wire"},
@@ -73,10 +76,10 @@ def test_a_real_federation(tmp_path):
     # One test, because starting a federation takes half a minute and tests may run side by side.
     (tmp_path / "study.toml").write_text(toml(tables()))
     trial = tmp_path / "trial"
-    said = coterie("deploy", "init", trial, tmp_path / "study.toml")
+    said = coterie("deploy", "init", trial, tmp_path / "study.toml", cwd=HERE)
     assert said.returncode == 0, said.stderr
     try:
-        said = coterie("deploy", "up", trial, "--clients", 2)
+        said = coterie("deploy", "up", trial, "--clients", 2, "--allow", "newcomer", cwd=HERE)
         assert said.returncode == 0, said.stderr
         said = coterie("deploy", "run", trial, "--seconds", 400, "--config", "wait=200")
         logs = coterie("deploy", "logs", trial, "--lines", 60).stdout
@@ -143,7 +146,7 @@ def a_client_fetches_its_model_and_predicts_with_it(deployment, tmp_path):
     said = coterie("deploy", "pull", deployment, "--client", "client-1", "--out", out)
     assert said.returncode == 0, said.stderr
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 2), dtype=np.float32))
-    said = coterie("predict", out, "--data", tmp_path / "new.npz")
+    said = coterie("predict", out, "--data", tmp_path / "new.npz", cwd=HERE)
     assert said.returncode == 0, said.stderr
     assert len(said.stdout.splitlines()) == 4  # a heading and three predictions
 

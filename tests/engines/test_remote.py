@@ -36,13 +36,13 @@ def plain(method, changes, participation=1.0):
     return tables
 
 
-def remote(tables, folder, **options):
+def remote(tables, folder, allow=(), seconds=5.0, **options):
     ready = build(tables)
     setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
-    link = LocalLink(workers(folder, list(ready.data.names)))
+    link = LocalLink(workers(folder, list(ready.data.names), allow=allow))
     options = {"deadline": 0.2, "poll": 0.01, **options}
     fed = Remote(link, setup, "0a", participation=ready.settings.participation, **options)
-    fed.meet(len(ready.data), 5.0)
+    fed.meet(len(ready.data), seconds)
     return ready, link, fed
 
 
@@ -86,6 +86,20 @@ def test_real_clients_answer_a_survey_for_another_method(tmp_path):
     ready, _, fed = remote(plain("ifca", {"algorithm": {"first": "survey"}}), tmp_path)
     simulated = Simulation(ready.data, stack=False, wire=True, chunk=64)
     assert same(rounds(ready.algorithm, fed, 1), rounds(ready.algorithm, simulated, 1))
+
+
+def test_a_users_own_tasks_and_questions_are_deployed(tmp_path):
+    ready, _, fed = remote(plain("newcomer:Newcomer", {}), tmp_path, allow=("newcomer",))
+    simulated = Simulation(ready.data, stack=False, wire=True, chunk=64)
+    assert same(rounds(ready.algorithm, fed, 2), rounds(ready.algorithm, simulated, 2))
+
+
+def test_a_node_refuses_code_it_has_not_agreed_to(tmp_path):
+    with (
+        pytest.warns(UserWarning, match="start the node with --allow newcomer"),
+        pytest.raises(FederationError, match="0 joined"),
+    ):
+        remote(plain("newcomer:Newcomer", {}), tmp_path, seconds=0.3)
 
 
 def test_a_row_of_a_bank_that_a_client_has_is_named_not_sent(tmp_path):

@@ -125,7 +125,7 @@ def resume_is_exact(make: Make, engine: str) -> None:
 
 
 def _settings(engine: str, rounds: int) -> Settings:
-    # Exams after rounds 3 and 5, where both runs have one.
+    # Evaluations after rounds 3 and 5, where both runs have one.
     kind, _, kernel = engine.partition(":")
     run = {"engine": kind, "kernel": kernel or "auto"}
     return Settings(rounds, participation=0.5, evaluate_every=3, save_every=3, **run)  # type: ignore[arg-type]
@@ -267,8 +267,8 @@ def nan_replies_are_dropped(make: Make, engine: str) -> None:
 
 
 @_check
-def exams_change_nothing(make: Make, engine: str) -> None:
-    """Examining after every round or never comes to the same state and memory."""
+def evaluations_change_nothing(make: Make, engine: str) -> None:
+    """Evaluating after every round or never comes to the same state and memory."""
     problem = tiny()
     never = outcome(make, problem, engine, participation=0.5)
     algorithm, fed = make(problem), Watched(problem.data, engine, participation=0.5)
@@ -337,7 +337,7 @@ def _generators() -> dict[str, bytes]:
 
 
 @_check
-def only_the_exam_reads_test_data(make: Make, engine: str) -> None:
+def only_evaluation_reads_test_data(make: Make, engine: str) -> None:
     """Nothing but the evaluation reads test data."""
     problem = tiny()
     guarded = Guarded(problem.data)

@@ -72,6 +72,10 @@ def up(
         typer.Option(help="Further names of this machine in the certificate, with commas."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink; default: any.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A package or module whose code the run may name: your own method's."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and node keys; only on this machine.")
     ] = False,
@@ -101,7 +105,9 @@ def up(
             raise ConfigError(f"The run file's data have {len(chosen)} clients. Got {clients}.")
         chosen = chosen[:clients]
     local.also = also.split(",") if also else []
-    address = local.up(chosen, data, host=host, port=port, insecure=insecure)
+    address = local.up(
+        chosen, data, host=host, port=port, insecure=insecure, allow=tuple(allow or ())
+    )
     kind = "without TLS" if insecure else "with TLS and node keys"
     print(f"SuperLink at {address['superlink']}, {kind}; {len(chosen)} nodes.")
     print(f"Run: coterie deploy run {folder}")
@@ -245,7 +251,7 @@ def node(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(help="A package whose code the run may name.")
+        list[str] | None, typer.Option(help="A package or module whose code the run may name.")
     ] = None,
 ) -> None:
     """Run a node on a client's machine, until Ctrl-C: a SuperNode and its worker.

@@ -1,5 +1,6 @@
 """What a method is, and the list of those that exist."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.client import Client, task
-from coterie.core.config import check_fields
+from coterie.core.config import check_fields, load
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.federation import Federation
 from coterie.core.tree import Ids, Tree
@@ -172,7 +173,15 @@ def play(algorithm: Algorithm, fed: Federation) -> Iterator[tuple[Any, Info]]:
 
 
 def find(name: str) -> type[Algorithm]:
-    """The method of a name: built in, or from an installed package's `coterie.algorithms`."""
+    """The method of a name: built in, from an installed package, or "package.module:Class".
+
+    Installed packages list theirs under the entry point `coterie.algorithms`.
+    """
+    if ":" in name:
+        cls = load(name)
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise ConfigError(f"{name} must be a subclass of coterie.Algorithm. Got {cls!r}.")
+        return cls
     if name not in REGISTRY:
         for entry in entry_points(group="coterie.algorithms"):
             if entry.name == name:
@@ -186,6 +195,18 @@ def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
     """The name a method is listed under, or its class's."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())
+
+
+def address_of(algorithm: Algorithm) -> str:
+    """The name by which another process finds a method: as listed, or "package.module:Class"."""
+    cls, name = type(algorithm), name_of(algorithm)
+    listed = cls.__module__.startswith("coterie.") or any(
+        entry.name == name for entry in entry_points(group="coterie.algorithms")
+    )
+    module = sys.modules.get(cls.__module__)
+    if listed or cls.__module__ == "__main__" or getattr(module, cls.__name__, None) is not cls:
+        return name
+    return f"{cls.__module__}:{cls.__name__}"
 
 
 def state_type(algorithm: Algorithm) -> Any:

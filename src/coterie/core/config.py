@@ -1,9 +1,12 @@
 """Options have one definition, the annotated fields of a dataclass; this module enforces it."""
 
+import importlib
+import sys
 from dataclasses import MISSING, fields
 from functools import cache, reduce
 from operator import or_
-from types import UnionType
+from pathlib import Path
+from types import ModuleType, UnionType
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
@@ -63,3 +66,22 @@ def construct(cls: type[T], options: dict[str, Any]) -> T:
         if required and name not in options:
             raise ConfigError(f"{cls.__name__}: {name} must be given.")
     return cls(**options)
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module that is installed or lies in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
+
+
+def load(path: str) -> Any:
+    """The object that "package.module:Name" names."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"'{path}' cannot be imported: {error}. Write it as package.module:Name."
+        ) from error

@@ -4,12 +4,12 @@ A question is a registered function with plain arguments. It is asked like a tas
 a real client finds the function again by its module and name.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from coterie.core.client import Reply, TaskInfo, task_info
+from coterie.core.config import import_module
 from coterie.core.errors import ConfigError, TaskError
 
 QUESTIONS: dict[str, Callable[..., Any]] = {}
@@ -136,7 +136,7 @@ def find_task(
             f"trust it, start the node with --allow {package}"
         )
     try:
-        importlib.import_module(module)
+        import_module(module)
     except ImportError as error:
         raise ConfigError(f"The question {place} cannot be imported: {error}.") from error
     if place not in QUESTIONS:

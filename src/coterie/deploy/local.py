@@ -42,9 +42,16 @@ class Deployment:
     # starting
 
     def up(
-        self, names: list[str], data: str, *, host: str, port: int | None, insecure: bool
+        self,
+        names: list[str],
+        data: str,
+        *,
+        host: str,
+        port: int | None,
+        insecure: bool,
+        allow: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Start a SuperLink, and a node for each name."""
+        """Start a SuperLink, and a node for each name; nodes allow code of some packages."""
         if any(map(alive, self.book.read())):
             raise ConfigError(
                 f"{self.folder} is up already. See: coterie deploy status {self.folder}"
@@ -53,7 +60,7 @@ class Deployment:
         self.book.stop()  # forgets those that ended by themselves
         self.start_server(host=host, port=port, insecure=insecure)
         for name in names:
-            self.start_node(name, data)
+            self.start_node(name, data, allow)
         return self.address
 
     def start_server(self, *, host: str, port: int | None, insecure: bool) -> None:
@@ -120,13 +127,14 @@ class Deployment:
                 f"The key {public} could not be registered: {(said.stdout + said.stderr).strip()}"
             )
 
-    def start_node(self, name: str, data: str) -> None:
+    def start_node(self, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
         """Start a node on this machine, with a key of its own."""
         from coterie.deploy.keys import node_key
 
         home, address = self.state / "nodes" / name, self.address
         command = [sys.executable, "-m", "coterie.deploy.node", str(home), name, data]
         command.append(address["superlink"])
+        command += [word for package in allow for word in ("--allow", package)]
         if not address["insecure"]:
             key = self.keys / "nodes" / name
             if not key.exists():

@@ -20,9 +20,17 @@ OFFLINE = {
 
 
 def environment(flower_home: Path) -> dict[str, str]:
-    """For Flower's commands: this Python's tools first, nothing reported to anybody."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **OFFLINE, "FLWR_HOME": str(flower_home), "PATH": path}
+    """For Flower's commands: this Python's tools first, nothing reported to anybody.
+
+    Modules of the current folder can be imported, among them a method of the user's own.
+    """
+    tools, here = str(Path(sys.executable).parent), str(Path.cwd())
+    first = {"PATH": tools, "PYTHONPATH": here}
+    paths = {
+        name: os.pathsep.join(part for part in (place, os.environ.get(name)) if part)
+        for name, place in first.items()
+    }
+    return {**os.environ, **OFFLINE, **paths, "FLWR_HOME": str(flower_home)}
 
 
 def tool(name: str) -> str:

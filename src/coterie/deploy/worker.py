@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from coterie.core import wire
-from coterie.core.config import construct
+from coterie.core.config import construct, load
 from coterie.core.errors import ConfigError, CoterieError, DataError
 from coterie.core.federation import Call
 from coterie.core.memory import Memory
@@ -37,7 +36,7 @@ from coterie.data.clients import client_file, one_client
 from coterie.deploy.personal import prepare
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
 from coterie.engines.simulation import Simulation
-from coterie.running.build import Settings, build_algorithm, load, make_data
+from coterie.running.build import Settings, build_algorithm, make_data
 from coterie.running.folder import write
 
 TRIAL = "run"
@@ -314,7 +313,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--allow", action="append", default=[])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    sys.path.insert(0, str(Path.cwd()))  # where the user's own module may lie
     listen(Worker(options.home, options.name, options.data, tuple(options.allow)))
 
 

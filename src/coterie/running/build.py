@@ -11,7 +11,6 @@ its field.
 """
 
 import hashlib
-import importlib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -25,8 +24,8 @@ from annotated_types import Ge, Gt, Le
 from torch import nn
 
 from coterie import algorithms, data, models
-from coterie.core.algorithm import Algorithm, find, name_of
-from coterie.core.config import check_fields, construct
+from coterie.core.algorithm import Algorithm, address_of, find
+from coterie.core.config import check_fields, construct, load
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
@@ -286,17 +285,6 @@ def suggest_model(data: FederatedData) -> str:
     return "cnn" if not isinstance(shape, dict) and len(shape) == 3 else "mlp"
 
 
-def load(path: str) -> Any:
-    """The object that "package.module:Name" names."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"'{path}' cannot be imported: {error}. Write it as package.module:Name."
-        ) from error
-
-
 def _function(value: Any) -> Any:
     return load(value) if isinstance(value, str) and ":" in value else value
 
@@ -357,7 +345,7 @@ def _few(leaf: Any) -> Any:
 
 def describe(algorithm: Algorithm, source: Any, settings: Settings) -> Description:
     """A run as plain data; `build` makes the run again."""
-    tables: Description = {"algorithm": {"name": name_of(algorithm)}}
+    tables: Description = {"algorithm": {"name": address_of(algorithm)}}
     for field in fields(algorithm):
         value = getattr(algorithm, field.name)
         if isinstance(value, Model):
