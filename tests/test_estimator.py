@@ -8,7 +8,7 @@ from sklearn.base import clone
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from coterie.estimator import FederatedGaussianMixture
+from coterie.estimator import FederatedGaussianMixture, effective_radii
 
 
 @parametrize_with_checks([FederatedGaussianMixture(rounds=3, feedback=1, refine=3)])
@@ -144,3 +144,11 @@ def test_a_client_told_too_many_components_adds_no_group():
     assert found.path_[-1].n_components == 1
     assert found.at(1).tolist() == [0, 0, 0, 0]
     assert FederatedGaussianMixture(**told, exclusivity=0.0).fit(xs).n_components_ == 2
+
+
+def test_the_effective_radius_is_where_equal_components_merge():
+    # d = 1, n = 100 each, one variance: 2 sqrt((2 log 200 + 400 log 2) / 200) = 2.3994. (The
+    # criterion re-estimates the variance of what it merges, and so goes on to 3.58.)
+    radii = effective_radii(np.full(2, 100.0), 1.0, 1)
+    assert radii.sum() == pytest.approx(2.3994, abs=1e-4)
+    assert effective_radii(np.full(2, 100.0), 1.0, 1, False).sum() == pytest.approx(0.46, abs=0.01)

@@ -47,8 +47,8 @@ METHODS: dict[str, dict[str, Any]] = {
         **LOCAL,
         "data": DIGITS,
     },
-    "fedgem": {
-        "algorithm": {"name": "fedgem", "rounds": 3, "feedback": 1, "refine": 1},
+    "mosaic": {
+        "algorithm": {"name": "mosaic", "rounds": 3, "feedback": 1, "refine": 1},
         "data": {"name": "blobs", "n_groups": 2, "clients_per_group": 2, "n": 60, "test": 20},
     },
 }

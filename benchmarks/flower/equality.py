@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", default=["clove", "ifca", "fedgmi", "fedgem"])
+    parser.add_argument("--methods", nargs="+", default=["clove", "ifca", "fedgmi", "mosaic"])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--insecure", action="store_true", help="without TLS and node keys")
     parser.add_argument("--json", type=Path, help="file to write all figures to")

@@ -1,4 +1,4 @@
-"""FedGEM as a scikit-learn estimator: a mixture of everybody's data, fitted without pooling."""
+"""Mosaic as a scikit-learn estimator: a mixture of all clients' data, fitted without pooling."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from coterie.algorithms.components import OUTSIDE
-from coterie.algorithms.fedgem import FedGEM, State
-from coterie.clustering import merging, mixtures, pooling
-from coterie.clustering.mixtures import Mixture
+from coterie.algorithms.mosaic import Mosaic, State, merging, pooling
+from coterie.algorithms.mosaic import mixture as mixtures
+from coterie.algorithms.mosaic.client import OUTSIDE
+from coterie.algorithms.mosaic.mixture import Mixture
 from coterie.clustering.ward import Path, cut
 from coterie.core.algorithm import play
 from coterie.core.client import Client
@@ -36,33 +36,46 @@ class Step(NamedTuple):
 
 
 class Newcomer(NamedTuple):
-    """What a client that took no part holds."""
+    """The components that a client which took no part holds."""
 
     components: Array  # [held]  of the components found
     weights: Array  # [held]
     outside: float  # share of its samples far from all of them; 0.001 is expected
-    fits: bool  # False above OUTSIDE: it has something nobody had
+    fits: bool  # False above OUTSIDE: it has something that no other client had
 
 
 class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
     """Gaussian mixture of many clients' samples, with an unknown number of components.
 
-    Every client fits its own few components; only their centres, radii, counts and variances are
-    shared; what belongs together is merged and refined. See `coterie.algorithms.fedgem`.
+    Every client fits its own few components. Only their centres, radii, counts and variances are
+    shared; components that belong together are merged and refined. See `coterie.algorithms.Mosaic`.
 
     Parameters
     ----------
     n_components
-        Components *of each client*: a number for all, a sequence or dict with a number per client
-        (dict: by client id), or "auto" / "bic": every client chooses its own.
+        Number of components *of each client*: one number for all, a sequence or dict with a number
+        per client (dict: by client id), or "auto" / "bic": every client chooses its own.
     n_clusters
-        Components in all, if known. None: found by `criterion`.
-    covariance, criterion, rounds, local_steps, eta, sigma, weights, seeds, consensus
-        As in `FedGEM`.
-    exclusivity, radius, factor, challenger, feedback, slack, refine, noise, clip, published
-        As in `FedGEM`.
+        Number of components in all, if known. None: found by `criterion`.
+    covariance
+        Structure of the components: "tied_full", "tied", "spherical", "diagonal" or "full".
+    criterion
+        Where to stop merging: "icl", or "bic" for Gaussian groups that lie close together.
+    rounds
+        Number of rounds in which overlapping components are pulled together. 0: one shot.
+    exclusivity
+        A component may hold two components of one client for at most this share of its clients.
+        None: 0.05, and 1 where clients choose their own number of components.
+    feedback
+        Rounds in which clients are told what other clients found.
+    refine
+        Rounds of EM on the sums of all clients.
     min_count
-        As in `FedGEM`; counts only when there is more than one client.
+        Components of fewer expected samples never leave a client; ignored with a single client.
+    noise
+        Multiplier of the Gaussian noise on the sums of refinement. None: no noise.
+    clip
+        Bound on the distance of a sample from the mean of all. Needed with `noise`.
     random_state
         Seed.
 
@@ -78,10 +91,11 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         Ids of the clients; [clients, k], zero for what a client lacks.
     `path_`, `gap_`, `plausible_`
         List of `Step`, from single components upwards; criterion of the runner-up minus that of the
-        number chosen; all numbers almost as good.
+        chosen number; all numbers almost as good.
     `radii_`
-        [c] ball of each client's component, half the distance at which a twin is merged (with
-        `covariance="tied_full"`, in the units in which components are round).
+        [c] radius of each client's component: half the distance at which an equal component of
+        another client is merged with it (with `covariance="tied_full"`, in the units in which
+        components are round).
     `component_means_`, `component_counts_`, `component_clients_`, `component_groups_`
         What clients sent.
 
@@ -102,23 +116,12 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         covariance: str = "tied_full",
         criterion: str = "icl",
         rounds: int = 10,
-        local_steps: int = 1,
-        eta: float = 0.5**0.5,
-        sigma: float = 1.0,
-        weights: str = "own",
-        seeds: str = "k-means++",
-        consensus: str = "mean",
         exclusivity: float | None = None,
-        radius: str | float = "statistical",
-        factor: float | None = None,
-        challenger: float | str | None = "auto",
         feedback: int = 2,
-        slack: float = 1.0,
         refine: int = 10,
         min_count: float = 5.0,
         noise: float | None = None,
         clip: float | None = None,
-        published: bool = False,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
@@ -126,23 +129,12 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         self.covariance = covariance
         self.criterion = criterion
         self.rounds = rounds
-        self.local_steps = local_steps
-        self.eta = eta
-        self.sigma = sigma
-        self.weights = weights
-        self.seeds = seeds
-        self.consensus = consensus
         self.exclusivity = exclusivity
-        self.radius = radius
-        self.factor = factor
-        self.challenger = challenger
         self.feedback = feedback
-        self.slack = slack
         self.refine = refine
         self.min_count = min_count
         self.noise = noise
         self.clip = clip
-        self.published = published
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> "FederatedGaussianMixture":
@@ -196,7 +188,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return float(self.score_samples(X, groups).mean())
 
     def place(self, X: Any) -> Newcomer:
-        """What a client that took no part holds of the components found, and what else it has."""
+        """The components that a client which took no part holds, and its share outside them."""
         check_is_fitted(self)
         x = torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
         centres, variance = torch.from_numpy(self.means_), torch.from_numpy(self.covariances_)
@@ -239,18 +231,16 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
             raise ValueError(f"groups must have one entry per sample, {n}. Got {owner.shape}.")
         return X, owner
 
-    def _method(self) -> FedGEM:
-        names = {field.name for field in fields(FedGEM)} & set(self.get_params())
+    def _method(self) -> Mosaic:
+        names = {field.name for field in fields(Mosaic)} & set(self.get_params())
         options = {name: getattr(self, name) for name in names}
         if not isinstance(self.n_components, str | int | np.integer):
             options["n_components"] = "facts"
         elif isinstance(self.n_components, np.integer):
             options["n_components"] = int(self.n_components)
-        if self.n_clusters is not None:
-            options["criterion"] = "given"
         if len(self.clients_) == 1:
             options["min_count"] = 0.0
-        return FedGEM(**options)
+        return Mosaic(**options)
 
     def _federation(self, x: Array, sizes: Array) -> FederatedData:
         names = tuple(str(client) for client in self.clients_)
@@ -275,8 +265,8 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         y = torch.zeros(len(x))
         return FederatedData(pool, y, rows, names, "reconstruction", 1, client_facts=facts)
 
-    def _take(self, method: FedGEM, fed: Simulation, state: State) -> None:
-        self._fedgem = method
+    def _take(self, method: Mosaic, fed: Simulation, state: State) -> None:
+        self._mosaic = method
         groups, units = state.groups, state.units
         self.n_components_ = len(groups.n)
         self.means_ = pooling.in_data_units(groups.centres, units).numpy()
@@ -301,13 +291,12 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         self.plausible_ = merging.near_best(curve) if len(curve) else [self.n_components_]
         self.path_ = []
         if len(curve):
-            joins = [None, *self._ward_path().joins] if method.criterion != "random_effects" else []
-            joins += [None] * (len(curve) - len(joins))
+            joins = [None, *self._ward_path().joins]
             self.path_ = [
                 Step(int(k), float(value), float(cost), pair)
-                for (k, value, cost), pair in zip(curve, joins, strict=False)
+                for (k, value, cost), pair in zip(curve, joins, strict=True)
             ]
-        self.radii_ = merging.effective_radii(
+        self.radii_ = effective_radii(
             self.component_counts_,
             pooling.mean_variance(self.component_counts_, self._component_variances),
             self.means_.shape[1],
@@ -316,10 +305,10 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
 
     def _ward_path(self) -> Path:
         """The merge path again, from what clients sent."""
-        counts, tolerance = self.component_counts_, self._fedgem.tolerance
-        units = merging.whitened(counts, self._component_centres, self._component_variances)
-        least = merging.fewest(self._owner, tolerance)
-        rule = self._fedgem.criterion
+        counts, tolerance = self.component_counts_, self._mosaic.tolerance
+        units = merging.whiten(counts, self._component_centres, self._component_variances)
+        least = merging.fewest(self._owner, tolerance) if self.n_clusters is None else 1
+        rule = self._mosaic.criterion
         return merging.merge_path(counts, *units, self._owner, rule, tolerance, least)[0]
 
     def _joint(self, X: Any, groups: Any) -> torch.Tensor:
@@ -349,6 +338,18 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
 
 
 @question(stackable=False, phase="evaluation", key="weights")
-def own_weights(method: FedGEM, client: Client, given: Tree) -> dict[str, torch.Tensor]:
+def own_weights(method: Mosaic, client: Client, given: Tree) -> dict[str, torch.Tensor]:
     """A client's weights over the components."""
     return {"weights": method.personalise(client, given)["weights"]}
+
+
+def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> Array:
+    """Radii at which the criterion acts: half the distance at which two equal components merge.
+
+    With one variance, ICL merges A and B iff their squared distance is at most
+    s2 (1/n_A + 1/n_B) [(d + 1) log N + 2 h]; for equal counts h = 2 n log 2.
+    """
+    price = (d + 1) * np.log(max(n.sum(), 1.0))
+    real = np.maximum(n, 1e-12)
+    twice = 4 * real * np.log(2.0) if entropy else 0.0
+    return np.where(n > 0, np.sqrt(variance / (2 * real) * (price + twice)), -1.0)

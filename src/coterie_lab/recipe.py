@@ -145,7 +145,7 @@ def _method_of(study: Study) -> str:
 
 
 def _plain(name: str) -> str:
-    """Normalise the name of a method, so that FedGEM-BIC and fedgem_bic are the same."""
+    """Normalise the name of a method, so that Mosaic-BIC and mosaic_bic are the same."""
     return name.lower().replace("-", "_")
 
 

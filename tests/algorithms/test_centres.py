@@ -27,7 +27,7 @@ def test_kfed_by_hand(engine):
     # Two clients with two clusters each: {0, 1}, {10, 11} and {0.5}, {20, 21}; centres 0.5, 10.5
     # and 0.5, 20.5. From either client the farthest-first choice of three is 0.5, 10.5, 20.5.
     fed = engine(points([0.0, 1.0, 10.0, 11.0], [0.5, 0.5, 20.0, 21.0]))
-    method = KFed(n_clusters=3, n_components=2, start="k-means")
+    method = KFed(n_clusters=3, n_components=2)
     state = rounds(method, fed, 1)
     assert sorted(state.centres.flatten().tolist()) == pytest.approx([0.5, 10.5, 20.5])
     low = int(state.centres.argmin())
@@ -37,17 +37,8 @@ def test_kfed_by_hand(engine):
 
 def test_kfed_takes_the_samples_where_there_are_few(engine):
     fed = engine(points([0.0, 5.0], [9.0, 1.0, 1.5]))
-    state = rounds(KFed(n_clusters=2, n_components=2, max_components=3), fed, 1)
+    state = rounds(KFed(n_clusters=2, n_components=2), fed, 1)
     assert int((state.members >= 0).sum()) == 4
-
-
-def test_kfed_may_begin_with_the_client_that_has_the_most_centres(engine):
-    # Centres 4; 0, 10, 20; 6. From 0, 10, 20 the groups are {0, 4}, {10, 6}, {20}. From 4 or 6 the
-    # farthest are 20, and 10 or 0; the groups are {0, 4, 6}, {10}, {20} or {0}, {4, 6, 10}, {20}.
-    for order in ([4.0], [0.0, 10.0, 20.0], [6.0]), ([0.0, 10.0, 20.0], [6.0], [4.0]):
-        method = KFed(n_clusters=3, n_components=3, start="k-means", first="most")
-        state = rounds(method, engine(points(*order)), 1)
-        assert sorted(state.centres.flatten().tolist()) == pytest.approx([2.0, 8.0, 20.0])
 
 
 def test_kfed_says_when_there_are_too_few_centres(engine):
@@ -55,14 +46,15 @@ def test_kfed_says_when_there_are_too_few_centres(engine):
         rounds(
             KFed(n_clusters=5, n_components=2), engine(points([0.0, 1.0, 2.0], [3.0, 4.0, 5.0])), 1
         )
-    with pytest.raises(TaskError, match="max_components is 1"):
+    with pytest.raises(TaskError, match="n_clusters is 1"):
         rounds(KFed(n_clusters=1, n_components=2), engine(points([0.0, 1.0, 2.0])), 1)
 
 
-def test_a_mean_round_is_lloyd_on_all_data(engine):
-    # Data 0, 2 | 4, 10 and centres 1, 9: parts {0, 2, 4} and {10}: centres 2 and 10.
+def test_a_round_of_federated_kmeans_by_hand(engine):
+    # Data 0, 2 | 4, 10 and centres 1, 9: means 1 | 4 and 10, sizes 2 | 1 and 1. Weighted k-means of
+    # 1 (2), 4 (1), 10 (1) has the centres 2 and 10.
     fed = engine(points([0.0, 2.0], [4.0, 10.0]))
-    method = FederatedKMeans(n_clusters=2, server="mean")
+    method = FederatedKMeans(n_clusters=2)
     fed.begin(-1)
     state = method.init(fed)._replace(centres=torch.tensor([[1.0], [9.0]]).double())
     fed.begin(0)
@@ -70,14 +62,14 @@ def test_a_mean_round_is_lloyd_on_all_data(engine):
     assert state.centres.flatten().tolist() == pytest.approx([2.0, 10.0])
 
 
-def test_an_empty_centre_stays(engine):
+def test_a_part_without_samples_reports_the_centre(engine):
     fed = engine(points([0.0, 2.0]))
-    method = FederatedKMeans(n_clusters=2, server="mean")
-    fed.begin(-1)
-    state = method.init(fed)._replace(centres=torch.tensor([[1.0], [99.0]]).double())
+    method = FederatedKMeans(n_clusters=2)
     fed.begin(0)
-    state, _ = method.step(fed, state)
-    assert state.centres.flatten().tolist() == [1.0, 99.0]
+    centres = torch.tensor([[1.0], [99.0]]).double()
+    _, reply = fed.map(method.divide, centres, to=fed.everyone())
+    assert reply["centres"].flatten().tolist() == [1.0, 99.0]
+    assert reply["n"].flatten().tolist() == [2.0, 0.0]
 
 
 def test_fuzzy_memberships_by_hand():
@@ -105,13 +97,11 @@ def test_a_fuzzy_round_by_hand(engine):
 @pytest.mark.parametrize(
     "method",
     [
-        KFed(n_clusters=5, start="k-means", passes=100),
         KFed(n_clusters=5),
         FederatedKMeans(n_clusters=5),
-        FederatedKMeans(n_clusters=5, server="mean"),
         FederatedCMeans(n_clusters=5),
     ],
-    ids=["kfed", "kfed-paper", "kmeans", "lloyd", "cmeans"],
+    ids=["kfed", "kmeans", "cmeans"],
 )
 def test_clear_groups_are_found(method):
     data = mixture_tight(8, 5, 5, 100, 12.0, 2, 4, seed=1)

@@ -24,14 +24,15 @@ METHODS = {
     "local_only": {},
     "fedsoft": {"algorithm": {"n_groups": 2}},
     "kfed": {"algorithm": {"n_clusters": 4, "n_components": 2}},
-    "fedgem": {"algorithm": {"rounds": 2}},
+    "fedgem": {"algorithm": {"n_components": 2, "rounds": 2}},
+    "mosaic": {"algorithm": {"rounds": 2}},
 }
 
 
 def plain(method, changes, participation=1.0):
     tables = described(method, 3, **changes)
     tables["run"]["participation"] = participation
-    if method in ("kfed", "fedgem", "federated_kmeans", "federated_cmeans"):
+    if method in ("kfed", "fedgem", "mosaic", "federated_kmeans", "federated_cmeans"):
         tables = {k: v for k, v in tables.items() if k not in ("model", "local")}
     return tables
 

@@ -1,4 +1,4 @@
-"""Pictures of FedGEM are written, and say what is there."""
+"""Pictures of mosaic are written, and say what is there."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
-from coterie.algorithms import FedGEM
+from coterie.algorithms import Mosaic
 from coterie.core.errors import ConfigError
 from coterie.data.mixture import mixture_tight
 from coterie_lab.figures.balls import (
@@ -23,7 +23,7 @@ from coterie_lab.figures.frames import watch
 @pytest.fixture(scope="module")
 def watched():
     data = mixture_tight(3, 3, 2, 40, 8.0, 2, 3, seed=1)
-    return (*watch(FedGEM(n_components="facts", covariance="tied", rounds=3, refine=1), data), data)
+    return (*watch(Mosaic(n_components="facts", covariance="tied", rounds=3, refine=1), data), data)
 
 
 def test_a_frame_after_each_exchange(watched):
@@ -57,7 +57,7 @@ def test_pictures_are_written(watched, tmp_path):
 
 def test_many_features_are_projected(tmp_path):
     data = mixture_tight(3, 3, 5, 40, 8.0, 2, 3, seed=1)
-    frames, _ = watch(FedGEM(n_components="facts", covariance="tied", rounds=2, refine=1), data)
+    frames, _ = watch(Mosaic(n_components="facts", covariance="tied", rounds=2, refine=1), data)
     assert balls_picture(frames, tmp_path / "balls.png").exists()
 
 

@@ -23,8 +23,8 @@ def test_every_cell_is_described():
 def test_a_cell_gives_both_scores(row):
     ready = build(describe(row, 3, {**SMALL, "separation": 9.0}, 1, "paper"))
     result = run(ready.algorithm, ready.data, ready.settings)
-    figures = scores(result, 3 if row == "FedGEM" else None)
+    figures = scores(result, 3 if row == "mosaic" else None)
     assert 0.3 < figures["global_ari"] <= 1
     assert 0.3 < figures["client_ari"] <= 1
     assert figures["components"] >= 2
-    assert (figures.get("central_gmm_components") == 3) == (row == "FedGEM")
+    assert (figures.get("central_gmm_components") == 3) == (row == "mosaic")

@@ -159,9 +159,9 @@ def test_unknown_names_are_answered_with_the_nearest():
 
 
 def test_a_method_may_be_written_with_either_dash():
-    for name in ("fedgem-bic", "fedgem_bic", "FedGEM-BIC"):
+    for name in ("mosaic-bic", "mosaic_bic", "Mosaic-BIC"):
         chosen = RECIPES["fedgem-real"].select(None, [name])
-        assert {study.name.rsplit("/", 1)[-1] for study in chosen} == {"fedgem-bic"}
+        assert {study.name.rsplit("/", 1)[-1] for study in chosen} == {"mosaic-bic"}
 
 
 def test_missing_data_are_named_with_what_works_without(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
+from coterie.algorithms.mosaic import Mosaic
 from coterie.algorithms.per_fedavg import PerFedAvg
 from coterie.algorithms.survey import Survey
 
@@ -30,6 +31,7 @@ __all__ = [
     "FederatedKMeans",
     "KFed",
     "LocalOnly",
+    "Mosaic",
     "PerFedAvg",
     "Survey",
 ]

@@ -1,22 +1,23 @@
 """Federated k-means: many rounds of local means, clustered on the server.
 
 In every round each client divides its samples among the common centres and sends the means and
-sizes of the parts; the server clusters these means, weighted by size, into the next centres.
+sizes of the parts. The server clusters these means, weighted by size, into the next centres.
 
 References: Garst, Reinders: Federated k-means clustering, 2023, arXiv 2310.01195.
-Departures: none that matter; `server="mean"` averages each centre's own means instead, which is
-Lloyd's algorithm on the pooled data.
+Departures: every client sends as many local centres as there are common ones (fewer if it has fewer
+samples); k-means on the server is the best of ten starts.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import centres as shared
-from coterie.core.aggregate import Mean
+from coterie.algorithms.samples import closeness, finite, samples
+from coterie.clustering.lloyd import squared_distances
 from coterie.core.algorithm import Algorithm, Evidence, Info, register
 from coterie.core.client import Client, task
 from coterie.core.federation import Federation
@@ -31,17 +32,15 @@ class State(NamedTuple):
 @register("federated_kmeans")
 @dataclass(frozen=True)
 class FederatedKMeans(Algorithm):
-    """Cluster everybody's samples around k common centres.
+    """Cluster the samples of all clients around k common centres.
 
     Parameters
     ----------
     n_clusters
         Number of centres, k.
     rounds
-        Rounds after the start, which is local k-means of every client, clustered.
-    server
-        Next centres: weighted "k-means" of all local means, or the weighted "mean" of each
-        centre's.
+        Number of rounds. The initial centres come before them: k-means of every client, clustered
+        on the server.
     """
 
     title: ClassVar[str] = "Federated k-means"
@@ -50,21 +49,16 @@ class FederatedKMeans(Algorithm):
 
     n_clusters: Annotated[int, Ge(1)]
     rounds: Annotated[int, Ge(0)] = 10
-    server: Literal["k-means", "mean"] = "k-means"
 
     def init(self, fed: Federation) -> State:
-        start = shared.first_centres(self, fed, self.first, self.n_clusters)
+        start = shared.initial_centres("FederatedKMeans", fed, self.first, self.n_clusters)
         return State(start, torch.tensor(0))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
-        if self.server == "mean":
-            mean = Mean("centres", around=state.centres, weight="n", slots=True)
-            _, reply = fed.map(self.divide, state.centres, to=fed.cohort(), reduce=mean)
-            found = reply["centres"]
-        else:
-            asked = fed.map(self.divide, state.centres, to=fed.cohort())
-            reply = shared.finite(self, *asked)[1]
-            found = shared.clustered(fed, reply, self.n_clusters)
+        asked = fed.map(self.divide, state.centres, to=fed.cohort())
+        _, reply = finite("FederatedKMeans", *asked)
+        key = fed.key("server")
+        found = shared.cluster_centres(reply["centres"], reply["n"], self.n_clusters, key)
         moved = float((found - state.centres).norm(dim=1).max())
         return State(found, state.turn + 1), {"components": self.n_clusters, "moved": moved}
 
@@ -72,22 +66,28 @@ class FederatedKMeans(Algorithm):
         return int(state.turn) >= self.rounds
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        return state, shared.by_shares(fed, self.divide, state.centres, ids)
+        return state, shared.place_by_shares(fed, self.divide, state.centres, ids)
 
     @task(stackable=False, phase="cluster")
     def first(self, client: Client) -> dict[str, Tensor]:
-        return shared.local_start(client, self.n_clusters)
+        return shared.local_centres(client, self.n_clusters)
 
     @task
     def divide(self, client: Client, centres: Tensor) -> dict[str, Tensor]:
-        return shared.divided(*shared.samples(client), centres)
+        """Means and sizes of the samples nearest to each centre; without any, the centre."""
+        x, mask = samples(client)
+        nearest = squared_distances(x, centres).argmin(1)
+        member = (nearest[:, None] == torch.arange(len(centres))) & mask[:, None]  # [n, k]
+        n = member.double().sum(0)
+        means = member.double().T @ x / n.clamp(min=1)[:, None]
+        return {"centres": torch.where(n[:, None] > 0, means, centres), "n": n}
 
     def deploy(self, state: State, ids: Ids) -> Any:
         return {"centres": state.centres}
 
     def predict(self, personal: Tree, x: Any) -> Tensor:
         """Minus the squared distance to each centre: [n, k]."""
-        return shared.closeness(personal["centres"], x)
+        return closeness(personal["centres"], x)
 
     def surprise(self, output: Tensor) -> Tensor:
         """Squared distance to the nearest centre."""

@@ -1,14 +1,13 @@
 """k-FED: one-shot federated k-means.
 
-Every client clusters its own samples and sends the centres, once; the server picks k of them that
-lie far apart, and each client's cluster belongs to the nearest of these.
+Every client clusters its own samples and sends the centres, once. The server chooses k of all
+centres that lie far apart, and each cluster of a client belongs to the nearest of these.
 
 References: Dennis, Li, Smith: Heterogeneity for the win: one-shot federated clustering, ICML 2021,
-arXiv 2103.00697, Algorithms 1 and 2.
-Departures: an empty set of core samples falls back to its seed; with as few samples as clusters the
-samples are the centres.
-Notes: `start="k-means"` and `passes=100` make a stronger rival than the paper's one pass. Whose
-centres come first is left open by the paper, and decides much where clusters are of unequal size.
+arXiv 2103.00697, Algorithm 1 (client) and Algorithm 2 (server).
+Departures: an empty set of core samples is replaced by its seed; a client with no more samples than
+clusters sends its samples.
+Notes: Algorithm 2 begins with the centres of any one client. Here it is drawn at random.
 """
 
 from dataclasses import dataclass
@@ -18,8 +17,15 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms import centres as shared
-from coterie.clustering import mixtures
+from coterie.algorithms.samples import (
+    closeness,
+    evidence_of,
+    finite,
+    known_count,
+    padded,
+    samples,
+)
+from coterie.clustering.lloyd import lloyd, plus_plus, squared_distances
 from coterie.core.algorithm import Algorithm, Evidence, Info, PerClient, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.errors import ConfigError
@@ -29,29 +35,22 @@ from coterie.core.tree import Ids, Tree, put
 
 class State(NamedTuple):
     centres: Tensor  # [k, d]
-    members: PerClient  # [clients, slots]  group of each client's cluster
-    turn: Tensor  # rounds done; the first only shows what came of the start
+    members: PerClient  # [clients, k]  group of each client's cluster, -1 where there is none
+    turn: Tensor  # rounds done; the first only shows the result of the start
 
 
 @register("kfed")
 @dataclass(frozen=True)
 class KFed(Algorithm):
-    """Cluster everybody's samples in one exchange.
+    """Cluster the samples of all clients in one exchange.
 
     Parameters
     ----------
     n_clusters
-        Groups in all, k.
+        Number of groups in all, k.
     n_components
-        Clusters of each client: a number for all, or "facts" (its own fact `n_components`).
-    max_components
-        Room for the clusters of a client; default: `n_clusters`.
-    start
-        Local k-means from the paper's projected seeds ("spectral"), or the best of ten k-means.
-    passes
-        Assignments of centres to groups on the server; the paper has one.
-    first
-        Whose centres come first: "any" client's, drawn by name, or one's with the "most" of them.
+        Number of clusters of each client, k' of the paper: one number for all clients, or "facts"
+        (each client's own fact `n_components`). At most `n_clusters`.
     """
 
     title: ClassVar[str] = "One-shot federated k-means"
@@ -60,116 +59,72 @@ class KFed(Algorithm):
 
     n_clusters: Annotated[int, Ge(1)]
     n_components: Annotated[int, Ge(1)] | Literal["facts"] = "facts"
-    max_components: Annotated[int, Ge(1)] | None = None
-    start: Literal["spectral", "k-means"] = "spectral"
-    passes: Annotated[int, Ge(1)] = 1
-    first: Literal["any", "most"] = "any"
-
-    @property
-    def slots(self) -> int:
-        """Room for a client's clusters."""
-        return self.max_components or self.n_clusters
 
     def init(self, fed: Federation) -> State:
-        nobody = State(torch.zeros(0), torch.full((fed.n_clients, self.slots), -1), torch.tensor(0))
-        return self._asked(fed, nobody, fed.everyone())
+        members = torch.full((fed.n_clients, self.n_clusters), -1)
+        return self.ask(fed, State(torch.zeros(0), members, torch.tensor(0)), fed.everyone())
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         cohort = fed.cohort()
         new = cohort[(state.members[cohort] < 0).all(1)]
-        state = self._asked(fed, state, new) if len(new) else state
+        state = self.ask(fed, state, new) if len(new) else state
         return state._replace(turn=state.turn + 1), {"components": len(state.centres)}
 
     def done(self, state: State) -> bool:
         return int(state.turn) > 0 and not bool((state.members < 0).all(1).any())
 
-    def _asked(self, fed: Federation, state: State, ids: Ids) -> State:
-        ids, reply = shared.finite(self, *fed.map(self.cluster, to=ids))
-        state = self._placed(fed, state, ids, reply)
+    def ask(self, fed: Federation, state: State, ids: Ids) -> State:
+        """Collect the centres of some clients, group them, and send the groups' means back."""
+        ids, reply = finite("KFed", *fed.map(self.cluster, to=ids))
+        state = self.group(fed, state, ids, reply)
         fed.map(self.note, state.centres, to=ids, at_least=0)
         return state
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        ids, reply = shared.finite(self, *fed.map(self.cluster, to=ids))
-        state = self._placed(fed, state, ids, reply)
+        ids, reply = finite("KFed", *fed.map(self.cluster, to=ids))
+        state = self.group(fed, state, ids, reply)
         held = state.members[ids][:, :, None] == torch.arange(self.n_clusters)
         share = (held * reply["n"][:, :, None]).sum(1) / reply["n"].sum(1, keepdim=True)
-        return state, shared.everywhere(ids, share)
+        return state, evidence_of(share)
 
-    def _placed(self, fed: Federation, state: State, ids: Ids, reply: dict[str, Any]) -> State:
+    def group(self, fed: Federation, state: State, ids: Ids, reply: dict[str, Any]) -> State:
+        """Algorithm 2; clusters of clients that come later join the nearest group."""
         real = reply["n"] > 0  # [m, slots]
-        points = reply["centres"][real]
-        found = state.centres
+        points, found = reply["centres"][real], state.centres
         if not len(found):
-            turns = fed.turns(ids, "first")
-            if self.first == "most":
-                turns = turns - real.sum(1) * len(turns)  # more before fewer, then by turn
-            turn = turns.argmin()
-            found = self._spread_out(points, reply["centres"][turn][real[turn]])
-            for _ in range(self.passes):
-                nearest = mixtures.squared_distances(points, found).argmin(1)
-                sums = torch.zeros_like(found).index_add(0, nearest, points)
-                size = torch.bincount(nearest, minlength=len(found))[:, None]
-                moved = torch.where(size > 0, sums / size.clamp(min=1), found)
-                if torch.equal(moved, found):
-                    break
-                found = moved
-        nearest = mixtures.squared_distances(points, found).argmin(1)
+            first = fed.turns(ids, "first").argmin()
+            found = farthest_first(points, reply["centres"][first][real[first]], self.n_clusters)
+            nearest = squared_distances(points, found).argmin(1)  # one pass of Lloyd
+            sums = torch.zeros_like(found).index_add(0, nearest, points)
+            size = torch.bincount(nearest, minlength=len(found))[:, None]
+            found = torch.where(size > 0, sums / size.clamp(min=1), found)
         members = torch.full(real.shape, -1)
-        members[real] = nearest
+        members[real] = squared_distances(points, found).argmin(1)
         return state._replace(centres=found, members=put(state.members, ids, members))
-
-    def _spread_out(self, points: Tensor, first: Tensor) -> Tensor:
-        """Farthest first, by the distance to the nearest one chosen."""
-        if len(points) < self.n_clusters:
-            raise ConfigError(
-                f"KFed: clients must send at least n_clusters={self.n_clusters} centres together. "
-                f"They sent {len(points)}."
-            )
-        chosen = first[: self.n_clusters]
-        while len(chosen) < self.n_clusters:
-            apart = mixtures.squared_distances(points, chosen).min(1).values
-            chosen = torch.cat([chosen, points[apart.argmax()][None]])
-        return chosen
 
     @task(stackable=False, phase="cluster")
     def cluster(self, client: Client) -> Reply:
-        if "centres" in client.state:  # what was sent once is said again
+        """Algorithm 1; a client that is asked again repeats its first answer."""
+        if "centres" in client.state:
             return Reply({name: client.state[name] for name in ("centres", "n")})
-        x, _ = shared.samples(client)
-        k = shared.known_count(client, self.n_components)
-        if k > self.slots:
-            raise ValueError(f"it has {k} components, and max_components is {self.slots}")
+        (x, _), k = samples(client), known_count(client, self.n_components)
+        if k > self.n_clusters:
+            raise ValueError(f"it has {k} components, and n_clusters is {self.n_clusters}")
         if len(x) <= k:
             labels, found = torch.arange(len(x)), x
-        elif self.start == "k-means":
-            labels, found, _ = mixtures.kmeans(client.key, x, k)
         else:
-            labels, found, _ = mixtures.lloyd(x, self._core_means(client, x, k)[None])
-        n = torch.bincount(labels, minlength=self.slots).double()
-        own = shared.padded(found, self.slots)
+            labels, found, _ = lloyd(x, core_means(client.key, x, k)[None])
+        n = torch.bincount(labels, minlength=self.n_clusters).double()
+        own = padded(found, self.n_clusters)
         return Reply(
             {"centres": own, "n": n},
             keep={"centres": own, "n": n, "members": -torch.ones_like(n).long()},
         )
 
-    def _core_means(self, client: Client, x: Tensor, k: int) -> Tensor:
-        """Means of samples three times nearer to a seed than to any other, after projection."""
-        basis = torch.linalg.svd(x, full_matrices=False).Vh[:k]
-        flat = x @ basis.T @ basis
-        seeds = mixtures.plus_plus(client.key, flat, k)[0]
-        distance = mixtures.squared_distances(flat, seeds).sqrt()  # [n, k]
-        means = []
-        for r in range(k):
-            others = torch.cat([distance[:, :r], distance[:, r + 1 :]], 1)
-            core = (3 * distance[:, r : r + 1] <= others).all(1)
-            means.append(x[core].mean(0) if bool(core.any()) else seeds[r])
-        return torch.stack(means)
-
     @task(phase="cluster")
     def note(self, client: Client, found: Tensor) -> Reply:
         """Remember which group each of one's clusters is nearest to."""
-        nearest = mixtures.squared_distances(client.state["centres"], found).argmin(1)
+        nearest = squared_distances(client.state["centres"], found).argmin(1)
         return Reply({}, keep={"members": torch.where(client.state["n"] > 0, nearest, -1)})
 
     def deploy(self, state: State, ids: Ids) -> Any:
@@ -177,19 +132,16 @@ class KFed(Algorithm):
 
     @task(stackable=False)
     def personalise(self, client: Client, given: Tree) -> Tree:
-        """One's own centres with their groups; for others, the groups' means."""
+        """A client's own centres with their groups; for other clients, the groups' means."""
         members = client.state.get("members")
         if members is not None and bool((members >= 0).any()):
             real = client.state["n"] > 0
-            return {
-                "centres": client.state["centres"][real],
-                "group": client.state["members"][real],
-            }
+            return {"centres": client.state["centres"][real], "group": members[real]}
         return {"centres": given["centres"], "group": torch.arange(len(given["centres"]))}
 
     def predict(self, personal: Tree, x: Any) -> Tensor:
         """Minus the squared distance to the nearest centre of each group: [n, k]."""
-        near = shared.closeness(personal["centres"], x)
+        near = closeness(personal["centres"], x)
         own = personal["group"] == torch.arange(self.n_clusters)[:, None]  # [k, centres]
         return torch.where(own, near[:, None, :], -torch.inf).max(2).values
 
@@ -200,3 +152,31 @@ class KFed(Algorithm):
     @classmethod
     def example(cls, problem: Any) -> "KFed":
         return cls(n_clusters=4, n_components=min(4, int(problem.data.sizes("train").min())))
+
+
+def core_means(key: Tensor, x: Tensor, k: int) -> Tensor:
+    """Algorithm 1, start: means of samples three times nearer to one seed than to any other."""
+    basis = torch.linalg.svd(x, full_matrices=False).Vh[:k]
+    flat = x @ basis.T @ basis  # projected on the top k singular directions
+    seeds = plus_plus(key, flat, k)[0]
+    distance = squared_distances(flat, seeds).sqrt()  # [n, k]
+    means = []
+    for r in range(k):
+        others = torch.cat([distance[:, :r], distance[:, r + 1 :]], 1)
+        core = (3 * distance[:, r : r + 1] <= others).all(1)
+        means.append(x[core].mean(0) if bool(core.any()) else seeds[r])
+    return torch.stack(means)
+
+
+def farthest_first(points: Tensor, first: Tensor, k: int) -> Tensor:
+    """Algorithm 2, start: add the centre farthest from those chosen until there are k."""
+    if len(points) < k:
+        raise ConfigError(
+            f"KFed: clients must send at least n_clusters={k} centres together. "
+            f"They sent {len(points)}."
+        )
+    chosen = first[:k]
+    while len(chosen) < k:
+        apart = squared_distances(points, chosen).min(1).values
+        chosen = torch.cat([chosen, points[apart.argmax()][None]])
+    return chosen

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.spatial import cKDTree
 
-from coterie.clustering.overlap import TREE_DIMENSIONS
-from coterie.clustering.pooling import Array, Labels
+from coterie.clustering.arrays import TREE_DIMENSIONS, Array, Labels
 
 DENSE = 600  # up to so many components, all pairs are candidates
 NEIGHBOURS = 16  # above, each component's nearest ones

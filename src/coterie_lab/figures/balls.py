@@ -1,4 +1,4 @@
-"""Pictures of FedGEM: centres and balls of uncertainty by round, the path of merges, convergence.
+"""Pictures of mosaic: centres and balls of uncertainty by round, the path of merges, convergence.
 
 Drawn on figures of their own, without pyplot. More than two features are shown in the plane of the
 two directions in which the centres spread most; balls keep their true radius.
@@ -78,7 +78,7 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
     Parameters
     ----------
     curve
-        [p, 3] number of groups, criterion, cost of the merge: `state.curve` of FedGEM.
+        [p, 3] number of groups, criterion, cost of the merge: `state.curve` of mosaic.
     most
         Largest number of groups shown.
     """

@@ -1,4 +1,4 @@
-"""FedGEM watched: what every client's components look like after each exchange."""
+"""Frames of a run of mosaic: the components of every client after each exchange."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.algorithms.fedgem import MERGE, REFINEMENT, ROUNDS, STAGES, FedGEM, State
+from coterie.algorithms.mosaic import MERGE, REFINEMENT, ROUNDS, STAGES, Mosaic, State
 from coterie.core.algorithm import play
 from coterie.core.errors import ConfigError
 from coterie.data.federated import FederatedData
@@ -24,7 +24,7 @@ class Frame(NamedTuple):
     merged: NDArray[np.float64]  # [k, d]  centres of the groups, none before the merge
 
 
-def watch(method: FedGEM, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
+def watch(method: Mosaic, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
     """Run a method to its end; a frame after each exchange, and the last state."""
     if method.covariance == "tied_full":
         raise ConfigError(

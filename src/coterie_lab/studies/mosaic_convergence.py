@@ -1,9 +1,9 @@
-"""How fast FedGEM's rounds converge: distance of all centres to the fixed point, by round.
+"""How fast the rounds of mosaic converge: distance of all centres to the fixed point, by round.
 
 The fixed point of a run is where it stands after many more rounds. Distances are those of the
 farthest centre of any client, in standard deviations of the groups; the median over seeds. A rate
-is the factor per round, fitted between 0.1 and 1e-8 standard deviations. "alone" is local EM: no
-ball is offered, so nothing is pulled.
+is the factor per round, fitted between 0.1 and 1e-8 standard deviations. "alone" is local EM: the
+server returns no centres.
 """
 
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.algorithms import FedGEM
+from coterie.algorithms import Mosaic
+from coterie.algorithms.mosaic import returned_centres
 from coterie.data.mixture import mixture_tight
 from coterie.engines import Simulation
 from coterie_lab.figures.balls import convergence_picture
@@ -21,7 +22,7 @@ FIRST = 700
 ROUNDS, LAST = 40, 160  # rounds shown, and rounds after which nothing moves any more
 
 
-def distances(method: FedGEM, separation: float, seed: int) -> np.ndarray:
+def distances(method: Mosaic, separation: float, seed: int, alone: bool) -> np.ndarray:
     """Distance of the farthest centre to where it ends, after each round."""
     data = mixture_tight(20, 8, 5, 300, separation, 2, 5, seed=seed)
     fed = Simulation(data, seed)
@@ -30,9 +31,15 @@ def distances(method: FedGEM, separation: float, seed: int) -> np.ndarray:
     fed.commit()
     for number in range(LAST):
         fed.begin(number)
-        state, _ = method.pull(fed, state, fed.everyone())
+        if alone:
+            given = state.units, returned_centres(state, fed.everyone())
+            _, reply = fed.map(method.update, *given, to=fed.everyone())
+            centres, radii = reply["centres"], reply["radii"]
+        else:
+            state, _ = method.pull(fed, state, fed.everyone())
+            centres, radii = state.centres, state.radii
         fed.commit()
-        path.append(torch.where(state.radii[..., None] >= 0, state.centres, torch.nan))
+        path.append(torch.where(radii[..., None] >= 0, centres, torch.nan))
     gaps = [(centres - path[-1]).norm(dim=2).nan_to_num(0).max() for centres in path[:ROUNDS]]
     return torch.stack(gaps).numpy()
 
@@ -51,11 +58,11 @@ def main() -> None:
     arguments = parser.parse_args()
     curves, lines, figures = {}, [], {}
     for separation in (8.0, 6.0, 4.0):
-        for eta, suffix in ((0.5**0.5, ""), (0.0, ", alone")):
-            method = FedGEM(n_components="facts", rounds=LAST, eta=eta, min_count=0.0)
+        for alone, suffix in ((False, ""), (True, ", alone")):
+            method = Mosaic(n_components="facts", rounds=LAST, min_count=0.0)
             name = f"{separation:g} apart{suffix}"
             runs = np.stack(
-                [distances(method, separation, FIRST + s) for s in range(arguments.seeds)]
+                [distances(method, separation, FIRST + s, alone) for s in range(arguments.seeds)]
             )
             curves[name] = np.median(runs, 0)
             rates = [rate(run) for run in runs]

@@ -1,8 +1,8 @@
 """Gaussian mixtures of one client: densities, EM steps, and how far a centre may be moved.
 
-A mixture has a fixed number of slots; a slot of weight 0 holds nothing, so that clients with
-different numbers of components can be stacked. `estep`, `moments`, `mstep` and `squared_radius` are
-masked and stackable; what loops until it has converged is not. Data are expected in float64.
+A mixture has a fixed number of slots. A slot of weight 0 is empty, so that clients with different
+numbers of components can be stacked. `estep`, `moments`, `mstep` and `squared_radius` are masked
+and stackable; functions that loop until convergence are not. Data are expected in float64.
 """
 
 import math
@@ -10,17 +10,18 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from scipy.stats import chi2
+from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from coterie.clustering.choose_k import silhouette
-from coterie.core.random import fold, shuffled, uniform
+from coterie.clustering.lloyd import kmeans, squared_distances
+from coterie.core.random import fold, shuffled
 
-Covariance: TypeAlias = Literal["fixed", "tied", "tied_full", "spherical", "diagonal", "full"]
-NDIM = {"fixed": 0, "tied": 0, "tied_full": 0, "spherical": 0, "diagonal": 1, "full": 2}
-ONE = ("tied", "tied_full")  # one variance for all components, in the second in round units
+Covariance: TypeAlias = Literal["tied", "tied_full", "spherical", "diagonal", "full"]
+NDIM = {"tied": 0, "tied_full": 0, "spherical": 0, "diagonal": 1, "full": 2}
+ONE = ("tied", "tied_full")  # one variance for all components, in the second in common units
 EMPTY = 1e-6  # a component with a smaller count keeps its centre
 FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
-SEEN = 1000  # samples of which silhouettes are taken
+SEEN = 1000  # samples on which silhouettes are computed
 MOST = 10  # components a client looks for when it counts them itself
 RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
 
@@ -39,19 +40,6 @@ class Moments(NamedTuple):
     n: Tensor  # [k]  expected number of samples
     mean: Tensor  # [k, d]
     scatter: Tensor  # [k], [k, d] or [k, d, d]  summed squares around the mean
-
-
-def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
-    """Squared Euclidean distance of every row to every centre: [..., n, k].
-
-    >>> squared_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
-    tensor([[25.]])
-    """
-    middle = centres.mean(-2, keepdim=True)  # near zero the squares cancel less
-    x, centres = x - middle, centres - middle
-    product = x @ centres.transpose(-1, -2)
-    squares = (x * x).sum(-1)[..., :, None] + (centres * centres).sum(-1)[..., None, :]
-    return (squares - 2 * product).clamp(min=0)
 
 
 def log_density(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
@@ -129,24 +117,14 @@ def mean_variance(x: Tensor, mask: Tensor) -> Tensor:
     return centred.square().sum() / (count * x.shape[1])
 
 
-def mstep(
-    found: Moments,
-    old: Mixture,
-    covariance: Covariance,
-    floor: Tensor,
-    uniform_weights: bool = False,
-) -> Mixture:
+def mstep(found: Moments, old: Mixture, covariance: Covariance, floor: Tensor) -> Mixture:
     """Weights, centres and variances that maximise the expected log-likelihood."""
     d, total = found.mean.shape[1], found.n.sum()
     real = old.weights > 0
     weights = torch.where(real, found.n / total, 0.0)
-    if uniform_weights:
-        weights = old.weights
     n = found.n.clamp(min=EMPTY)
     some = found.n > EMPTY
-    if covariance == "fixed":
-        variance = old.variance
-    elif covariance in ONE:
+    if covariance in ONE:
         variance = torch.maximum(found.scatter.sum() / (d * total), floor).expand(len(n))
     elif covariance == "spherical":
         own = torch.maximum(found.scatter / (d * n), floor)
@@ -163,7 +141,7 @@ def mstep(
 
 
 def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covariance) -> Tensor:
-    """Squared radius of the largest ball around each new centre in which no point loses: [k].
+    """Squared radius of the largest ball around each new centre that costs the client nothing: [k].
 
     Inside it the component's part of the expected complete log-likelihood, with the new variance,
     is at least what it was before the step. For diagonal and full covariances the set is an
@@ -173,9 +151,7 @@ def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covar
     shift = found.mean - old.centres
     moved = shift.square().sum(1)
     n = found.n.clamp(min=EMPTY)
-    if covariance == "fixed":
-        squared = moved
-    elif covariance in ONE:  # the gain through the common variance is kept in reserve
+    if covariance in ONE:  # the gain through the common variance is kept in reserve
         squared = new.variance / old.variance * moved
     elif covariance == "spherical":
         a = found.scatter / n
@@ -196,17 +172,12 @@ def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covar
 
 
 def step(
-    x: Tensor,
-    mask: Tensor,
-    old: Mixture,
-    covariance: Covariance,
-    floor: Tensor,
-    uniform_weights: bool = False,
+    x: Tensor, mask: Tensor, old: Mixture, covariance: Covariance, floor: Tensor
 ) -> tuple[Mixture, Moments]:
-    """One EM step, and the moments it rests on."""
+    """One EM step, and the moments it is computed from."""
     share, _ = estep(x, mask, old)
     found = moments(x, share, old.centres, NDIM[covariance])
-    return mstep(found, old, covariance, floor, uniform_weights), found
+    return mstep(found, old, covariance, floor), found
 
 
 def per_feature(variance: Tensor) -> Tensor:
@@ -223,47 +194,6 @@ def _trace(matrices: Tensor) -> Tensor:
 # not stackable: loops until convergence
 
 
-def plus_plus(key: Tensor, x: Tensor, k: int, starts: int = 1) -> Tensor:
-    """k-means++ seeds for several starts: [starts, k, d]."""
-    n = len(x)
-    draws = uniform(key, (starts, k), torch.float64)
-    index = (draws[:, 0] * n).long()
-    chosen = [index]
-    nearest = squared_distances(x[index], x)  # [starts, n]
-    for j in range(1, k):
-        total = nearest.sum(1, keepdim=True)
-        share = torch.where(total > 0, nearest, 1.0).cumsum(1)
-        index = torch.searchsorted(share, draws[:, j : j + 1] * share[:, -1:], right=True)
-        index = index.squeeze(1).clamp(max=n - 1)
-        chosen.append(index)
-        nearest = torch.minimum(nearest, squared_distances(x[index], x))
-    return x[torch.stack(chosen, 1)]
-
-
-def lloyd(x: Tensor, centres: Tensor, steps: int = 100) -> tuple[Tensor, Tensor, Tensor]:
-    """k-means from several starts at once; the best: labels [n], centres [k, d], inertia."""
-    starts, k, _d = centres.shape
-    labels = None
-    for _ in range(steps):
-        distance = squared_distances(x.expand(starts, *x.shape), centres)  # [s, n, k]
-        now = distance.argmin(2)
-        if labels is not None and torch.equal(now, labels):
-            break
-        labels = now
-        member = torch.nn.functional.one_hot(labels, k).to(x.dtype)
-        count = member.sum(1)[:, :, None]
-        centres = torch.where(count > 0, member.mT @ x / count.clamp(min=1), centres)
-    distance = squared_distances(x.expand(starts, *x.shape), centres)
-    inertia, labels = distance.min(2).values.sum(1), distance.argmin(2)
-    best = int(inertia.argmin())
-    return labels[best], centres[best], inertia[best]
-
-
-def kmeans(key: Tensor, x: Tensor, k: int, starts: int = 10) -> tuple[Tensor, Tensor, Tensor]:
-    """The best of several k-means: labels [n], centres [k, d], summed squared distance."""
-    return lloyd(x, plus_plus(key, x, k, starts))
-
-
 def spread_out(squared: Tensor, d: int, k: int, covariance: Covariance) -> Tensor:
     """One squared standard deviation as the variance of k components of a structure."""
     if NDIM[covariance] == 0:
@@ -273,15 +203,11 @@ def spread_out(squared: Tensor, d: int, k: int, covariance: Covariance) -> Tenso
     return squared * torch.eye(d, dtype=squared.dtype).expand(k, d, d)
 
 
-def from_seeds(
-    x: Tensor, centres: Tensor, covariance: Covariance, fixed: float, floor: Tensor
-) -> Mixture:
+def from_seeds(x: Tensor, centres: Tensor, covariance: Covariance, floor: Tensor) -> Mixture:
     """Uniform weights; variance: mean squared distance to the nearest seed, per feature."""
     k, d = centres.shape
     nearest = squared_distances(x, centres).min(1).values
     squared = torch.maximum(nearest.mean() / d, floor)
-    if covariance == "fixed":
-        squared = torch.tensor(fixed, dtype=x.dtype)
     weights = torch.full((k,), 1 / k, dtype=x.dtype)
     return Mixture(centres, weights, spread_out(squared, d, k, covariance))
 
@@ -291,7 +217,6 @@ def em(
     mixture: Mixture,
     covariance: Covariance,
     floor: Tensor,
-    uniform_weights: bool = False,
     steps: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[Mixture, Tensor]:
@@ -304,24 +229,16 @@ def em(
             return mixture, value
         last = value
         found = moments(x, share, mixture.centres, NDIM[covariance])
-        mixture = mstep(found, mixture, covariance, floor, uniform_weights)
+        mixture = mstep(found, mixture, covariance, floor)
     return mixture, log_likelihood(x, mask, mixture)
 
 
 def local_fit(
-    key: Tensor,
-    x: Tensor,
-    k: int,
-    covariance: Covariance,
-    fixed: float,
-    floor: Tensor,
-    uniform_weights: bool = False,
-    starts: int = 10,
+    key: Tensor, x: Tensor, k: int, covariance: Covariance, floor: Tensor, starts: int = 10
 ) -> tuple[Mixture, Tensor]:
     """A client's own best fit: the best of several k-means, then EM; with its log-likelihood."""
     centres = kmeans(key, x, k, starts)[1]
-    mixture = from_seeds(x, centres, covariance, fixed, floor)
-    return em(x, mixture, covariance, floor, uniform_weights)
+    return em(x, from_seeds(x, centres, covariance, floor), covariance, floor)
 
 
 def weights_alone(density: Tensor, steps: int) -> Tensor:
@@ -333,20 +250,17 @@ def weights_alone(density: Tensor, steps: int) -> Tensor:
     return weights
 
 
-def heaviest(
-    x: Tensor, centres: Tensor, variance: Tensor, own: Mixture, k: int, uniform_weights: bool
-) -> Mixture:
-    """The k of some common components that samples weigh most, with the variance of one's own."""
+def heaviest(x: Tensor, centres: Tensor, variance: Tensor, own: Mixture, k: int) -> Mixture:
+    """The k common components with the largest weights, with the variance of a client's own."""
     weights = weights_alone(log_density(x, centres, variance), 10)
     best = weights.argsort(descending=True, stable=True)[:k]
     start = weights[best].clamp(min=1e-12)
-    start = torch.full_like(start, 1 / k) if uniform_weights else start
     pooled = torch.einsum("k,k...->...", own.weights / own.weights.sum(), own.variance)
     return Mixture(centres[best], start / start.sum(), pooled.expand(k, *pooled.shape))
 
 
 def fitting_weights(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
-    """Weights over common components, zero for those with hardly a sample: [k]."""
+    """Weights over common components, zero for those with very few samples: [k]."""
     weights = weights_alone(log_density(x, centres, variance), 20)
     enough = weights * len(x) >= min(max(3.0, 0.01 * len(x)), float(weights.max()) * len(x))
     weights = torch.where(enough, weights, 0.0)
@@ -354,7 +268,7 @@ def fitting_weights(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
 
 
 def outside(x: Tensor, centres: Tensor, variance: Tensor, weights: Tensor) -> Tensor:
-    """Samples farther from every centre that has weight than one in a thousand should be: [n]."""
+    """Samples farther from every centre with weight than 99.9 % of a component's samples: [n]."""
     kept = weights > 0
     density = log_density(x, centres[kept], variance[kept])
     peak = log_density(centres[kept], centres[kept], variance[kept]).diagonal()
@@ -363,20 +277,20 @@ def outside(x: Tensor, centres: Tensor, variance: Tensor, weights: Tensor) -> Te
 
 
 def price(x: Tensor) -> float:
-    """What a component must be worth, in nats: half its free numbers times log n."""
+    """The BIC price of a component in nats: half its free parameters times log n."""
     return (x.shape[1] + 1) / 2 * math.log(len(x))
 
 
 def n_free(k: int, d: int, covariance: Covariance) -> int:
-    """Free numbers of a mixture, weights included."""
+    """Free parameters of a mixture, weights included."""
     own = {"spherical": k, "diagonal": k * d, "full": k * d * (d + 1) // 2}
     return k - 1 + k * d + own.get(covariance, int(covariance in ONE))
 
 
 def choose_count(
-    key: Tensor, x: Tensor, rule: Literal["auto", "bic"], covariance: Covariance, fixed: float
+    key: Tensor, x: Tensor, rule: Literal["auto", "bic"], covariance: Covariance
 ) -> int:
-    """How many components a client's data have, by itself.
+    """Choose the number of components from a client's own data.
 
     "auto": the k in 2 to min(MOST, n / 10) with the largest silhouette of k-means (on a thousand
     samples), plus one, because too few is the harmful error. "bic": the mixture with the smallest
@@ -390,7 +304,7 @@ def choose_count(
         floor = variance_floor(x, torch.ones(n, dtype=torch.bool))
         scores = []
         for k in range(1, most + 1):
-            value = local_fit(fold(key, k), x, k, covariance, fixed, floor, starts=5)[1]
+            value = local_fit(fold(key, k), x, k, covariance, floor, starts=5)[1]
             price = n_free(k, d, covariance) * torch.log(torch.tensor(float(n)))
             scores.append(float(-2 * value + price))
         return 1 + min(range(most), key=scores.__getitem__)
@@ -400,10 +314,12 @@ def choose_count(
 
 
 def separation(key: Tensor, x: Tensor, labels: Tensor) -> float:
-    """Silhouette of labelled samples, of a thousand of them at most; -1 if they have one label."""
+    """Silhouette of labelled samples, of a thousand at most; -1 if they have one label."""
     seen = shuffled(fold(key, "seen"), len(x))[:SEEN]
     x, labels = x[seen], labels[seen]
-    return silhouette(x, labels) if 1 < len(labels.unique()) < len(x) else -1.0
+    if not 1 < len(labels.unique()) < len(x):
+        return -1.0
+    return float(silhouette_score(x.numpy(), labels.numpy()))
 
 
 def variance_floor(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""What FedGEM is held to: recovered groups on made and real data, beside rivals that are told K.
+"""What mosaic is held to: recovered groups on made and real data, beside rivals that are told K.
 
 Every figure is on seeds no choice was made on. Global ARI is over all samples of all clients,
 per-client ARI the mean of each client's own. Rivals: k-FED (ten local starts, k-means on the
 server), federated k-means (ten rounds) and, seeing all data, a central spherical mixture with five
 starts. Clients are told how many components they have, as in the paper. On real data two lines
-more, which no bar judges: FedGEM with components that are round in the units the samples have, and
-FedGEM where clients count their components themselves. With 100 clients a third: FedGEM where a
+more, which no bar judges: mosaic with components that are round in the units the samples have, and
+mosaic where clients count their components themselves. With 100 clients a third: mosaic where a
 group never holds two components of one client.
-Run one bar: `python -m coterie_lab.studies.fedgem_bars --bar 5`.
+Run one bar: `python -m coterie_lab.studies.mosaic_bars --bar 5`.
 """
 
 import sys
@@ -24,8 +24,9 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
-from coterie.algorithms import FederatedKMeans, FedGEM, KFed
-from coterie.clustering.privacy import noise_for
+from coterie.algorithms import FederatedKMeans, Mosaic
+from coterie.algorithms.mosaic import merging
+from coterie.algorithms.mosaic.privacy import noise_for
 from coterie.core.algorithm import Algorithm, grow, per_client_fields, play
 from coterie.core.errors import DataError
 from coterie.core.tree import row
@@ -41,15 +42,16 @@ from coterie_lab import sources
 from coterie_lab.central import central_gmm
 from coterie_lab.partitions.classes import share_classes, split_classes
 from coterie_lab.studies.common import options, table, write
+from coterie_lab.studies.thorough_kfed import ThoroughKFed
 
 Make = Callable[[int], FederatedData]
 MOST = "k-FED, most first"  # it begins with the client that has the most centres
-ROUND = "FedGEM, tied"  # round components in the units the samples have
-OWN = "FedGEM, clients count"  # the default: nobody is told how many components it has
-STRICT = "FedGEM, exclusive"  # two components of a client are never one group
+ROUND = "mosaic, tied"  # round components in the units the samples have
+OWN = "mosaic, clients count"  # the default: nobody is told how many components it has
+STRICT = "mosaic, exclusive"  # two components of a client are never one group
 BESIDE: dict[str, Algorithm] = {
-    ROUND: FedGEM(n_components="facts", covariance="tied"),
-    OWN: FedGEM(),
+    ROUND: Mosaic(n_components="facts", covariance="tied"),
+    OWN: Mosaic(),
 }
 FIRST = 700  # seeds from here on were never used for a choice; see --first
 
@@ -91,8 +93,8 @@ def central(data: FederatedData, k: int, seed: int) -> dict[str, float]:
 def rivals(k: int, rounds: int = 10) -> dict[str, Algorithm]:
     """The federated ones, told K."""
     return {
-        "k-FED": KFed(n_clusters=k, start="k-means", passes=100),
-        MOST: KFed(n_clusters=k, start="k-means", passes=100, first="most"),
+        "k-FED": ThoroughKFed(n_clusters=k),
+        MOST: ThoroughKFed(n_clusters=k, most_first=True),
         "federated k-means": FederatedKMeans(n_clusters=k, rounds=rounds),
     }
 
@@ -106,23 +108,23 @@ def compare(
     rounds: int = 10,
     beside: Mapping[str, Algorithm] | None = None,
 ) -> dict[str, Any]:
-    """One setting: FedGEM beside those told K, over the seeds."""
-    method = FedGEM(n_components="facts") if method is None else method
+    """One setting: mosaic beside those told K, over the seeds."""
+    method = Mosaic(n_components="facts") if method is None else method
     lines: dict[str, list[dict[str, float]]] = {}
     for seed in range(FIRST, FIRST + seeds):
         data = make(seed)
-        for who, other in {"FedGEM": method, **(beside or {}), **rivals(k, rounds)}.items():
+        for who, other in {"mosaic": method, **(beside or {}), **rivals(k, rounds)}.items():
             lines.setdefault(who, []).append(scored(other, data, seed))
         lines.setdefault("central EM", []).append(central(data, k, seed))
     mean = {n: {m: float(np.mean([r[m] for r in rs])) for m in rs[0]} for n, rs in lines.items()}
-    found = {n: [int(line["K"]) for line in rs] for n, rs in lines.items() if "FedGEM" in n}
+    found = {n: [int(line["K"]) for line in rs] for n, rs in lines.items() if "mosaic" in n}
     exact = {n: sum(own == k for own in counts) for n, counts in found.items()}
     ours = {
         n: f"{exact[n]}/{seeds} exact, {min(counts)}-{max(counts)}" for n, counts in found.items()
     }
     out = [
         [
-            name if row == "FedGEM" else "",
+            name if row == "mosaic" else "",
             row,
             f"{mean[row]['K']:.1f}",
             ours.get(row, "told"),
@@ -136,8 +138,8 @@ def compare(
         print("| " + " | ".join(map(str, line)) + " |", flush=True)
     return {
         "name": name,
-        "K": found["FedGEM"],
-        "exact": exact["FedGEM"],
+        "K": found["mosaic"],
+        "exact": exact["mosaic"],
         "mean": mean,
         "lines": lines,
     }
@@ -192,7 +194,7 @@ def bar_1(seeds: int) -> list[Any]:
             seeds,
         )
         exact += got["exact"]
-        ari = got["mean"]["FedGEM"]["ari"]
+        ari = got["mean"]["mosaic"]["ari"]
         out += [got, verdict(f"sens R {separation:g}: ARI {ari:.4f} >= {least}", ari >= least)]
     settings = {(10, 5, 2, 200, 4.0): 0.95, (30, 10, 10, 200, 6.0): 0.995}
     settings |= {(50, 20, 10, 200, 5.0): 0.995, (50, 20, 50, 200, 6.0): 0.995}
@@ -204,7 +206,7 @@ def bar_1(seeds: int) -> list[Any]:
             seeds,
         )
         exact += got["exact"]
-        ari = got["mean"]["FedGEM"]["ari"]
+        ari = got["mean"]["mosaic"]["ari"]
         out += [got, verdict(f"tight {setting}: ARI {ari:.4f} >= {least}", ari >= least)]
     most = 7 * seeds
     out.append(
@@ -219,7 +221,7 @@ def bar_2(seeds: int) -> list[Any]:
     """Small clients, four deviations apart."""
     make = lambda seed: mixture_tight(30, 10, 10, 100, 4.0, seed=seed)  # noqa: E731
     got = compare("tight (30, 10, 10, 100, 4)", make, 10, seeds)
-    ari = got["mean"]["FedGEM"]["ari"]
+    ari = got["mean"]["mosaic"]["ari"]
     return [
         got,
         verdict(
@@ -233,11 +235,11 @@ def bar_2(seeds: int) -> list[Any]:
 def bar_3(seeds: int) -> list[Any]:
     """BIC on close Gaussian groups."""
     out: list[Any] = []
-    method = FedGEM(n_components="facts", criterion="bic")
+    method = Mosaic(n_components="facts", criterion="bic")
     for separation, share, least in ((2.0, 0.9, 0.94), (1.0, 0.6, 0.90)):
         make = lambda seed, r=separation: mixture_sensitivity(r, seed=seed)  # noqa: E731
         got = compare(f"sens R {separation:g}, BIC", make, 10, seeds, method)
-        ari, exact = got["mean"]["FedGEM"]["ari"], got["exact"]
+        ari, exact = got["mean"]["mosaic"]["ari"], got["exact"]
         out += [
             got,
             verdict(
@@ -251,7 +253,7 @@ def bar_3(seeds: int) -> list[Any]:
 def bar_4(seeds: int) -> list[Any]:
     """Clients whose copies of a group are shifted."""
     out: list[Any] = []
-    method = FedGEM(n_components="facts")
+    method = Mosaic(n_components="facts")
     for n in (200, 1000):
         for shift in (0.2, 0.5, 1.0):  # no bar asks for the last
             runs = [
@@ -273,7 +275,7 @@ def _margins(
     got: dict[str, Any], em: float, kfed: float, rivals: tuple[str, ...] = ("k-FED",)
 ) -> list[Any]:
     mean, name = got["mean"], got["name"]
-    ours = mean["FedGEM"]["ari"]
+    ours = mean["mosaic"]["ari"]
     out = []
     for rival, margin in (("central EM", em), *((rival, kfed) for rival in rivals)):
         other = mean[rival]["ari"]
@@ -283,7 +285,7 @@ def _margins(
 
 
 def _between(got: dict[str, Any], low: float, high: float) -> Any:
-    k = got["mean"]["FedGEM"]["K"]
+    k = got["mean"]["mosaic"]["K"]
     return verdict(f"{got['name']}: mean K {k:.1f} in {low}-{high}", low <= k <= high)
 
 
@@ -293,7 +295,7 @@ def bar_5(seeds: int) -> list[Any]:
     for clients, low, high in ((10, 2, 5), (20, 3, 6)):
         make = lambda seed, c=clients, a=low, b=high: split_classes(*digits(), c, a, b, seed)  # noqa: E731
         got = compare(f"digits-20, {clients} clients, {low}-{high}", make, 10, seeds, beside=BESIDE)
-        ari = got["mean"]["FedGEM"]["ari"]
+        ari = got["mean"]["mosaic"]["ari"]
         out += [got, *_margins(got, 0.12, 0.05), _between(got, 10, 12.5)]
         out.append(verdict(f"{got['name']}: ARI {ari:.3f} >= 0.75", ari >= 0.75))
     return out
@@ -317,10 +319,10 @@ def bar_7(seeds: int) -> list[Any]:
     # The range asked for on Fashion-MNIST begins above its ten classes, and a run that finds
     # exactly ten is outside: so strict exclusivity, which splits more, is judged there, too.
     out: list[Any] = []
-    beside = {**BESIDE, STRICT: FedGEM(n_components="facts", exclusivity=0.0)}
+    beside = {**BESIDE, STRICT: Mosaic(n_components="facts", exclusivity=0.0)}
     for name, least, low, high, judged in (
-        ("mnist", 0.46, 10, 14, ["FedGEM"]),
-        ("fashion_mnist", 0.42, 11, 18, ["FedGEM", STRICT]),
+        ("mnist", 0.46, 10, 14, ["mosaic"]),
+        ("fashion_mnist", 0.42, 11, 18, ["mosaic", STRICT]),
     ):
         make = lambda seed, name=name: share_classes(*images(name, 20), 100, 2, 8, 0.7, seed)  # noqa: E731
         got = compare(f"{name} PCA-20, 100 clients", make, 10, seeds, rounds=5, beside=beside)
@@ -358,8 +360,6 @@ def bar_8(seeds: int) -> list[Any]:
 
 def bar_9(seeds: int) -> list[Any]:
     """Many components."""
-    from coterie.clustering import merging
-
     out: list[Any] = []
     for d, most in ((10, 5.0), (50, None)):
         rng = np.random.default_rng(FIRST)
@@ -381,7 +381,7 @@ def bar_9(seeds: int) -> list[Any]:
         )
         out.append(verdict(text, ari == 1 and (most is None or seconds < most)))
     data = mixture_tight(100, 20, 50, 300, 6.0, 8, 8, seed=FIRST)
-    line = scored(FedGEM(n_components="facts"), data, FIRST)
+    line = scored(Mosaic(n_components="facts"), data, FIRST)
     text = f"100 clients x 8 components x 50 dimensions: {line['seconds']:.1f} s, K {line['K']}"
     out.append(verdict(f"{text}, ARI {line['ari']:.3f}", line["seconds"] < 30))
     return out
@@ -390,7 +390,7 @@ def bar_9(seeds: int) -> list[Any]:
 def bar_11(seeds: int) -> list[Any]:
     """Newcomers, an unseen group, and noise on refinement."""
     out: list[Any] = []
-    method = FedGEM(n_components="facts")
+    method = Mosaic(n_components="facts")
     scores, right, outside, unseen = [], 0, [], []
     for seed in range(FIRST, FIRST + seeds):
         data = mixture_tight(31, 10, 10, 200, 5.0, seed=seed)
@@ -435,7 +435,7 @@ def bar_11(seeds: int) -> list[Any]:
         for seed in range(FIRST, FIRST + seeds):
             data = mixture_tight(30, 10, 10, 200, 4.0, seed=seed)
             clip = float((data.x - data.x.mean(0)).norm(dim=1).max())
-            private = FedGEM(n_components="facts", refine=5, noise=noise_for(eps, 5), clip=clip)
+            private = Mosaic(n_components="facts", refine=5, noise=noise_for(eps, 5), clip=clip)
             runs.append(scored(private, data, seed)["ari"])
         text = f"noise at eps = {eps:g}: ARI {np.mean(runs):.3f}"
         out.append(
@@ -494,7 +494,7 @@ def bar_12(seeds: int) -> list[Any]:
             ceiling = np.mean([_knowing_all(one, kind == "one") for one in data])
             print(f"{kind}, R = {separation:g}: knowing all but the labels gives {ceiling:.4f}")
             for covariance in ("spherical", "diagonal", "full"):
-                method = FedGEM(n_components="facts", covariance=covariance)  # type: ignore[arg-type]
+                method = Mosaic(n_components="facts", covariance=covariance)  # type: ignore[arg-type]
                 runs = [scored(method, one, FIRST + i) for i, one in enumerate(data)]
                 counts = [int(run["K"]) for run in runs]
                 ari = float(np.mean([run["ari"] for run in runs]))

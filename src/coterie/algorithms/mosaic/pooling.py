@@ -1,20 +1,17 @@
-"""Groups of components by what is summed of them: counts, centres and variances.
+"""Groups of components: their counts, centres and variances.
 
-After a merge they come from clients' summaries, in a round of pooled EM from sums over everybody's
-samples. Variances have the structure of the components': [k], [k, d] or [k, d, d].
+After a merge they are computed from clients' summaries, in a round of pooled EM from sums over the
+samples of all clients. Variances have the structure of the components': [k], [k, d] or [k, d, d].
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.clustering.mixtures import EMPTY, FLOOR, NDIM, ONE, Covariance
-
-Array: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[np.int64]
+from coterie.algorithms.mosaic.mixture import EMPTY, FLOOR, NDIM, ONE, RIDGE, Covariance
+from coterie.clustering.arrays import Array, Labels
 
 
 class Groups(NamedTuple):
@@ -26,7 +23,7 @@ class Groups(NamedTuple):
 
 
 def no_groups(d: int, covariance: Covariance) -> Groups:
-    """What there is before the first merge."""
+    """No groups, as before the first merge."""
     shape = (d,) * NDIM[covariance]
     zeros = torch.zeros(0, d, dtype=torch.float64)
     return Groups(zeros, torch.ones(0, *shape, dtype=torch.float64), zeros.sum(1))
@@ -52,17 +49,12 @@ def mean_variance(n: Array, variance: Array) -> float:
     return float(np.average(own, weights=n))
 
 
-def grouped(
-    n: Array,
-    centres: Array,
-    variance: Array,
-    labels: Labels,
-    covariance: Covariance,
-    fixed: float,
+def pool_groups(
+    n: Array, centres: Array, variance: Array, labels: Labels, covariance: Covariance
 ) -> tuple[Groups, Labels]:
-    """Groups of merged components, and the number each component's group now has.
+    """Groups of merged components, and the number of each component's group.
 
-    Their order is that of their centres' coordinates, so that it does not depend on the clients'.
+    Groups are sorted by the coordinates of their centres, whatever the order of the clients.
     """
     k, d = int(labels.max()) + 1, centres.shape[1]
     size, mu = np.bincount(labels, n, k), means(n, centres, labels)
@@ -78,16 +70,14 @@ def grouped(
     total = np.zeros((k, *variance.shape[1:]))
     np.add.at(total, labels, spread * n.reshape(shape))
     within, count = torch.from_numpy(total / size.reshape(shape)), torch.from_numpy(size)
-    found = Groups(torch.from_numpy(mu), structured(within, count, covariance, fixed), count)
+    found = Groups(torch.from_numpy(mu), shape_variance(within, count, covariance), count)
     order = np.lexsort(mu.T[::-1])
     index = torch.from_numpy(order)
     return Groups(*(leaf[index] for leaf in found)), np.argsort(order)[labels]
 
 
-def structured(variance: Tensor, n: Tensor, covariance: Covariance, fixed: float) -> Tensor:
-    """Variances of groups as the covariance option has them."""
-    if covariance == "fixed":
-        return torch.full_like(variance, fixed)
+def shape_variance(variance: Tensor, n: Tensor, covariance: Covariance) -> Tensor:
+    """Variances of groups in the chosen structure: their mean where all share one."""
     if covariance in ONE:
         return ((variance * n).sum() / n.sum()).expand(len(n)).clone()
     return variance
@@ -100,7 +90,7 @@ def common_variance(groups: Groups) -> Tensor:
 
 
 def middle(groups: Groups) -> Tensor:
-    """Mean of all samples: around it squares cancel less, and bounds are tighter: [d]."""
+    """Mean of all samples; measured from it, squares cancel less and bounds are tighter: [d]."""
     return (groups.centres * groups.n[:, None]).sum(0) / groups.n.sum()
 
 
@@ -125,10 +115,9 @@ def from_sums(
     groups: Groups,
     found: dict[str, Tensor],
     covariance: Covariance,
-    fixed: float,
     least: float = EMPTY,
 ) -> Groups:
-    """Groups after a pooled step; one with hardly a sample (`least`) stays as it was."""
+    """Groups after a pooled step; a group with at most `least` samples stays as it was."""
     d, n, origin = groups.centres.shape[1], found["n"], middle(groups)
     some = n > least
     safe = torch.where(some, n, 1.0)
@@ -148,13 +137,23 @@ def from_sums(
         values, vectors = torch.linalg.eigh(within)
         within = vectors @ torch.diag_embed(values.clamp(min=floor)) @ vectors.mT
     variance = torch.where(some.reshape(shape), within, groups.variance)
-    variance = structured(variance, torch.where(some, n, 0.0), covariance, fixed)
+    variance = shape_variance(variance, torch.where(some, n, 0.0), covariance)
     centres = torch.where(some[:, None], mean + origin, groups.centres)
     return Groups(centres, variance, torch.where(some, n, groups.n))
 
 
+def common_units(within: Tensor) -> Tensor:
+    """Units in which a covariance [d, d] is the identity: samples times them; with a ridge."""
+    if not bool(within.trace() > 0):
+        return torch.eye(len(within), dtype=within.dtype)
+    least = RIDGE * within.trace() / len(within) + 1e-200
+    root = torch.linalg.cholesky(within + least * torch.eye(len(within), dtype=within.dtype))
+    back: Tensor = torch.linalg.inv(root).T
+    return back
+
+
 def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
-    """Centres found in other units (samples times `units`), as they are in those of the samples."""
+    """Centres found in other units (samples times `units`), in the units of the samples."""
     if not units.numel():
         return centres
     back: Tensor = torch.linalg.inv(units)
@@ -162,7 +161,7 @@ def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
 
 
 def covariances(variance: Tensor, units: Tensor) -> Tensor:
-    """Variances found in other units: one covariance each in those of the samples, [k, d, d]."""
+    """Variances found in other units, as covariances in the units of the samples: [k, d, d]."""
     if not units.numel():
         return variance
     back: Tensor = torch.linalg.inv(units)

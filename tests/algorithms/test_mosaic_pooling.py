@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.clustering import pooling
-from coterie.clustering.mixtures import NDIM
-from coterie.clustering.pooling import Groups
+from coterie.algorithms.mosaic import pooling
+from coterie.algorithms.mosaic.mixture import NDIM
+from coterie.algorithms.mosaic.pooling import Groups
 
 
 def test_groups_by_hand():
@@ -14,16 +14,14 @@ def test_groups_by_hand():
     # variance 1 + (2 * 1 + 1 * 4) / 3 = 3. Groups come by their centres: 1, then 6.
     n, centres = np.array([1.0, 2.0, 1.0]), np.array([[6.0], [0.0], [3.0]])
     labels = np.array([0, 1, 1])
-    found, number = pooling.grouped(n, centres, np.ones(3), labels, "spherical", 1.0)
+    found, number = pooling.pool_groups(n, centres, np.ones(3), labels, "spherical")
     assert found.centres.flatten().tolist() == pytest.approx([1.0, 6.0])
     assert found.variance.tolist() == pytest.approx([3.0, 1.0])
     assert found.n.tolist() == [3.0, 1.0]
     assert number.tolist() == [1, 0, 0]
-    # Tied: (3 * 3 + 1 * 1) / 4; fixed: as given.
-    tied, _ = pooling.grouped(n, centres, np.ones(3), labels, "tied", 1.0)
+    # Tied: (3 * 3 + 1 * 1) / 4.
+    tied, _ = pooling.pool_groups(n, centres, np.ones(3), labels, "tied")
     assert tied.variance.tolist() == pytest.approx([2.5, 2.5])
-    fixed, _ = pooling.grouped(n, centres, np.ones(3), labels, "fixed", 0.25)
-    assert fixed.variance.tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("covariance", ["spherical", "diagonal", "full"])
@@ -43,7 +41,7 @@ def test_sums_of_parts_give_the_moments_of_all(covariance):
     assert {name: leaf.shape for name, leaf in pooling.no_sums(groups).items()} == {
         name: leaf.shape for name, leaf in total.items()
     }
-    found = pooling.from_sums(groups, total, covariance, 1.0)
+    found = pooling.from_sums(groups, total, covariance)
     for k in range(2):
         weight = share[:, k] / share[:, k].sum()
         mean = weight @ x
@@ -59,7 +57,7 @@ def test_a_group_without_samples_stays():
     )
     x, share = torch.tensor([[1.0], [3.0]]).double(), torch.tensor([[1.0, 0.0]] * 2).double()
     sums = pooling.sums(x, share, 0)
-    found = pooling.from_sums(groups, sums, "spherical", 1.0)
+    found = pooling.from_sums(groups, sums, "spherical")
     assert found.centres.flatten().tolist() == pytest.approx([2.0 + 4.5, 9.0])  # from the middle
     assert found.variance.tolist() == pytest.approx([1.0, 1.0])
 

@@ -1,9 +1,9 @@
-"""From the components of many clients to the groups they are copies of.
+"""Merge the components of many clients into groups, and choose the number of groups.
 
-A path of Ward merges on summaries (count, centre, variance), and a criterion that says where on the
-path to stop. A group holds at most one component of a client, up to a tolerance, unless it has
-swallowed a group that nobody has without it. Groups no client has both of may be copies of one that
-lie far apart. Everything is float64 NumPy on the server; no sample is ever seen here.
+Ward merges on summaries (count, centre, variance) form a path, and a criterion says where on the
+path to stop. A group holds at most one component of a client, up to a tolerance, unless it took in
+a group that no client has without it. Two groups that no client has both of may be far copies of
+one group. Everything is float64 NumPy on the server; no sample is seen here.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.stats import chi2
 
-from coterie.clustering.pooling import Array, Labels, mean_variance, means
+from coterie.algorithms.mosaic.pooling import mean_variance, means
+from coterie.clustering.arrays import Array, Labels
 from coterie.clustering.ward import (
     NEIGHBOURS,
     TOLERANCE,
@@ -23,10 +24,10 @@ from coterie.clustering.ward import (
 )
 from coterie.core.algorithm import Curve
 
-Criterion: TypeAlias = Literal["icl", "bic", "random_effects", "overlap", "given"]
+Criterion: TypeAlias = Literal["icl", "bic"]
 
 FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
-SURE = 0.99  # chance that clients' copies scatter at least as much as is assumed of them
+SURE = 0.99  # confidence of the lower bound on the scatter of clients' copies
 
 
 class Merged(NamedTuple):
@@ -35,7 +36,6 @@ class Merged(NamedTuple):
     labels: Labels  # [c]
     curve: Array  # [p, 3]  number of groups, criterion, Ward cost of the merge that led there
     gap: float  # criterion of the best other number of groups minus that of the chosen one
-    shift: float = 0.0  # standard deviation of clients' copies (random effects)
 
 
 def merge(
@@ -43,12 +43,12 @@ def merge(
     centres: Array,
     variance: Array,
     clients: Labels,
-    criterion: Literal["icl", "bic", "random_effects", "given"] = "icl",
+    criterion: Criterion = "icl",
     tolerance: float = TOLERANCE,
     k_min: int = 1,
     k_given: int | None = None,
 ) -> Merged:
-    """How many groups the components of all clients come from, and which belong together.
+    """Find which components of all clients belong together, and the number of groups.
 
     Parameters
     ----------
@@ -58,26 +58,23 @@ def merge(
     clients
         Whose component it is.
     criterion
-        "icl", "bic" (no price for overlap: truly Gaussian, close groups), "random_effects"
-        (clients' copies of a centre scatter) or "given" (cut at `k_given`).
+        "icl", or "bic" (no price for overlap: truly Gaussian, close groups).
     tolerance, k_min
         See `ward_path`.
+    k_given
+        Number of groups, if it is known; the path is then cut there.
 
     >>> one, two = np.array([[0.0], [3.58]]), np.array([[0.0], [3.60]])
     >>> n, variance, clients = np.array([100.0, 100.0]), np.ones(2), np.array([0, 1])
     >>> merge(n, one, variance, clients).labels, merge(n, two, variance, clients).labels
     (array([0, 0]), array([0, 1]))
     """
-    centres, variance = whitened(n, centres, variance)
-    if criterion == "random_effects":
-        return _random_effects(n, centres, variance, clients, tolerance, k_min)
+    centres, variance = whiten(n, centres, variance)
+    k_min = k_min if k_given is None else 1
     path, values = merge_path(n, centres, variance, clients, criterion, tolerance, k_min)
-    curve = _curve(path, len(n), values)
-    if criterion == "given":
-        assert k_given is not None
-        best = int(np.abs(curve[:, 0] - k_given).argmin())
-    else:
-        best = int(values.argmin())
+    groups = len(n) - np.arange(len(values), dtype=float)
+    curve = np.stack([groups, values, np.concatenate([[0.0], path.costs])], 1)
+    best = int(values.argmin() if k_given is None else np.abs(groups - k_given).argmin())
     others = np.delete(values, best)
     gap = float(others.min() - values[best]) if len(others) else float("inf")
     return Merged(cut(path, len(n), best), curve, gap)
@@ -88,25 +85,26 @@ def merge_path(
     centres: Array,
     variance: Array,
     clients: Labels,
-    criterion: str = "icl",
+    criterion: Criterion = "icl",
     tolerance: float = TOLERANCE,
     k_min: int = 1,
 ) -> tuple[Path, Array]:
     """All merges, and the criterion before and after each; `centres`, `variance` are whitened.
 
-    A client that cuts one heap into as many pieces as it was told has pieces that go together: no
-    one has the small ones without the large one. Such a group is not proven by its holders. From
-    the best point of the Ward path on, where the tolerance is not 0, it joins the other one if the
-    criterion falls by the price of a component, so that clients are believed in case of doubt; Ward
-    merges go on from there. A single client's two components stay as it says, and under BIC, which
-    takes components to be groups that may be close, what every client says.
+    Three steps:
 
-    Copies that clients have of a group may lie apart, some so far that their samples look like a
-    group of their own. Whether groups no client has both of are copies of one is a question of how
-    copies lie, not samples: see `_copy_joins`. The change of the criterion is then that of copies.
+    1. Ward merges of allowed pairs; the criterion has its best point somewhere on this path.
+    2. From there, groups that are copies of one centre join (see `_copy_joins`). Clients' copies of
+       a group may lie so far apart that their samples look like two groups. Only groups that no
+       client has both of can be copies.
+    3. If there are none, nested groups join (see `_nested_joins`). A client that was told too large
+       a number of components cuts one cluster into pieces, and no client has the small piece
+       without the large one. Not with tolerance 0 (never) or 1 (Ward merges allow it already).
+
+    After 2 or 3 Ward merges go on, until neither applies. Under BIC, where components may be close
+    groups, only step 1 is taken.
     """
-    least = 1 if criterion == "given" else k_min
-    path = ward_path(n, centres, holder_bits(clients), tolerance, least)
+    path = ward_path(n, centres, holder_bits(clients), tolerance, k_min)
     copied: dict[int, float] = {}  # change of the criterion, by the group that vanished as a copy
     while True:
         tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
@@ -121,21 +119,21 @@ def merge_path(
         labels = cut(path, len(n), best)
         found = _copy_joins(n, centres, mean_variance(n, variance), clients, labels)
         copied |= {gone: change for (_, gone), change in found.items()}
-        late = _carried_out(tally, [*found])
+        late = _carry_out(tally, [*found])
         if not found and 0 < tolerance < 1:
             late = _nested_joins(tally)
         if not late.joins:
             return path, values
         left = sorted(tally.alive)
         holders = [tally.holders[a] for a in left]
-        rest = ward_path(tally.size[left], tally.mu[left], holders, tolerance, least)
+        rest = ward_path(tally.size[left], tally.mu[left], holders, tolerance, k_min)
         later = [(left[a], left[b]) for a, b in rest.joins]
         joins = [*path.joins[:best], *late.joins, *later]
         path = Path(joins, np.concatenate([path.costs[:best], late.costs, rest.costs]))
 
 
-def _carried_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
-    """These joins, with their Ward costs; the tally has them then."""
+def _carry_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
+    """Make these joins in the tally; the joins with their Ward costs."""
     costs = []
     for pair in joins:
         costs.append(tally.cost(*pair))
@@ -144,7 +142,11 @@ def _carried_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
 
 
 def _nested_joins(tally: "_Tally") -> Path:
-    """Joins of groups nobody has without a certain other one, each worth a component's price."""
+    """Joins of groups that no client has without a certain other one.
+
+    Each must lower the criterion by the price of a component, so that clients are believed in case
+    of doubt. Two components of a single client never join here.
+    """
     joins, costs, changes = [], [], {}
     for a in tally.alive:
         changes.update(tally.nested(a))
@@ -165,15 +167,14 @@ def _copy_joins(
 ) -> dict[tuple[int, int], float]:
     """Groups no client has both of that are copies of one centre, and what joining them changes.
 
-    With copies of a centre around it as N(mu, (s2 / n + t2) I), as under "random_effects", c
-    components in all, and m copies and summed precisions w in each group, a join changes the
-    criterion by
+    With copies of a centre around it as N(mu, (s2 / n + t2) I), c components in all, and m copies
+    and summed precisions w in each group, a join changes the criterion by
 
         |mu_A - mu_B|^2 / (1 / w_A + 1 / w_B) - 2 h - (d + 1) log c,
         h = (m_A + m_B) log(m_A + m_B) - m_A log m_A - m_B log m_B.
 
-    t2 is what copies within groups surely scatter more than their counts explain: few copies prove
-    little, none nothing. Joins are pairs of the first component of either group, in their order.
+    t2 is a lower bound (at confidence `SURE`) on the scatter of copies within groups beyond what
+    their counts explain. Joins are pairs of the first component of each group, in their order.
     """
     found: dict[tuple[int, int], float] = {}
     while joins := _nearest_copies(n, centres, within, clients, labels):
@@ -187,7 +188,7 @@ def _copy_joins(
 def _nearest_copies(
     n: Array, centres: Array, within: float, clients: Labels, labels: Labels
 ) -> dict[tuple[int, int], float]:
-    """The best joins of copies, each group in one at most."""
+    """The best joins of copies, each group in at most one join."""
     pairs, copy = np.unique(np.stack([labels, clients], 1), axis=0, return_inverse=True)
     group, owner = pairs.T  # a client's components in a group are one copy
     m, d = np.bincount(group).astype(float), centres.shape[1]
@@ -203,7 +204,7 @@ def _nearest_copies(
     near = neighbourhoods(mu, [*range(len(m))], NEIGHBOURS)
     a, b = np.array([(one, other) for one in near for other in near[one] if one < other]).T
     squared = ((mu[a] - mu[b]) ** 2).sum(1) / (1 / w[a] + 1 / w[b])
-    change = squared - 2 * _told_apart(m[a], m[b]) - (d + 1) * np.log(len(n))
+    change = squared - 2 * _label_cost(m[a], m[b]) - (d + 1) * np.log(len(n))
     held = [{*owner[group == k].tolist()} for k in range(len(m))]
     first = np.unique(labels, return_index=True)[1].tolist()  # component of each group
     found, changed = {}, set[int]()
@@ -216,24 +217,19 @@ def _nearest_copies(
     return found
 
 
-def _told_apart(a: Array, b: Array) -> Array:
-    """Nats it takes to say, for all members of two groups of these sizes, which one each is in."""
+def _label_cost(a: Array, b: Array) -> Array:
+    """Nats needed to say, for each member of two groups of these sizes, in which group it is."""
     apart: Array = (a + b) * np.log(a + b) - a * np.log(a) - b * np.log(b)
     return apart
 
 
-def _curve(path: Path, count: int, values: Array) -> Array:
-    groups = count - np.arange(len(values), dtype=float)
-    return np.stack([groups, values, np.concatenate([[0.0], path.costs])], 1)
-
-
 def fewest(clients: Labels, tolerance: float) -> int:
-    """Groups there must be: as many as a client has components, unless they may merge freely."""
+    """Smallest number of groups allowed: the most components of a client, if they may not merge."""
     return int(np.bincount(clients).max()) if tolerance < 1 else 1
 
 
-def whitened(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
-    """Units in which the mean covariance within components is one, so that Ward costs compare."""
+def whiten(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
+    """Change to units in which the mean covariance within components is the identity."""
     centres = centres - np.average(centres, axis=0, weights=n)
     if variance.ndim == 1:
         return centres, variance
@@ -246,9 +242,9 @@ def whitened(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
 
 
 class _Tally:
-    """Groups on their way along a path: counts, centres, scatter, holders, and the criterion.
+    """Groups at one point of a path: counts, centres, scatter, holders, and the criterion.
 
-    The criterion is ICL, or BIC, without the entropy of memberships.
+    The criterion is ICL; without the entropy of memberships it is BIC.
     """
 
     def __init__(self, n: Array, centres: Array, variance: Array, clients: Labels, entropy: bool):
@@ -270,7 +266,7 @@ class _Tally:
         gap = self.mu[b] - self.mu[a]
         return float(self.size[a] * self.size[b] / (self.size[a] + self.size[b]) * (gap @ gap))
 
-    def joined(self, a: int, b: int) -> tuple[Array, float]:
+    def union(self, a: int, b: int) -> tuple[Array, float]:
         """Scatter and term of the group that two would make."""
         gap, both = self.mu[b] - self.mu[a], self.size[a] + self.size[b]
         between = {0: gap @ gap, 1: gap * gap}.get(np.ndim(self.scatter[a]))
@@ -280,11 +276,11 @@ class _Tally:
 
     def change(self, a: int, b: int) -> float:
         """What a join does to the criterion."""
-        return float(self.joined(a, b)[1] - self.terms[a] - self.terms[b] - self.price)
+        return float(self.union(a, b)[1] - self.terms[a] - self.terms[b] - self.price)
 
     def join(self, a: int, b: int, change: float | None = None) -> float:
-        """Let b become part of a; the criterion then, its change perhaps known otherwise."""
-        scatter, term = self.joined(a, b)
+        """Let b become part of a; the criterion afterwards. `change` replaces the computed one."""
+        scatter, term = self.union(a, b)
         if change is None:
             change = term - self.terms[a] - self.terms[b] - self.price
         self.value += change
@@ -296,7 +292,7 @@ class _Tally:
         return float(self.value)
 
     def nested(self, a: int) -> dict[tuple[int, int], float]:
-        """Groups that a is never seen without, or that are never seen without it; the changes."""
+        """Pairs of a and a group with all of its holders, or the reverse; change of each join."""
         own, pairs = self.holders[a], []
         for b in self.alive - {a}:
             both = own & self.holders[b]
@@ -315,59 +311,7 @@ class _Tally:
         return float(fit - 2 * n * np.log(n)) if self.entropy else float(fit)
 
 
-def _random_effects(
-    n: Array, centres: Array, variance: Array, clients: Labels, tolerance: float, k_min: int
-) -> Merged:
-    """The best of Ward paths that allow clients' copies of a centre to scatter more and more."""
-    c, d = centres.shape
-    within = mean_variance(n, variance)
-    most = float(centres.var(0).mean())
-    smallest = min(within / n.max(), most) / 100 if most > 0 else 0.0
-    shifts = [0.0, *(np.geomspace(smallest, most, 16) if smallest > 0 else [])]
-    best: tuple[float, Merged] | None = None
-    for shift in shifts:
-        spread = within / n + shift
-        mass = 1 / spread
-        path = ward_path(mass, centres, holder_bits(clients), tolerance, k_min)
-        start = d * float(np.log(spread).sum()) + c * (d + 1) * np.log(c)
-        size, values = np.ones(c), [start]
-        for (a, b), cost in zip(path.joins, path.costs.tolist(), strict=True):
-            entropy = _told_apart(size[a], size[b])
-            values.append(values[-1] + cost - 2 * entropy - (d + 1) * np.log(c))
-            size[a] += size[b]
-        curve = _curve(path, c, np.array(values))
-        chosen = int(np.argmin(values))
-        if best is None or values[chosen] < best[0]:
-            others = np.delete(np.array(values), chosen)
-            gap = float(others.min() - values[chosen]) if len(others) else float("inf")
-            found = Merged(cut(path, c, chosen), curve, gap, float(np.sqrt(shift)))
-            best = values[chosen], found
-    assert best is not None
-    return best[1]
-
-
-# what the criterion says
-
-
-def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> Array:
-    """Radii at which the criterion acts: half the distance at which a component and a twin merge.
-
-    With one variance, ICL merges A and B iff their squared distance is at most
-    s2 (1/n_A + 1/n_B) [(d + 1) log N + 2 h]; for equal counts h = 2 n log 2.
-    """
-    price = (d + 1) * np.log(max(n.sum(), 1.0))
-    real = np.maximum(n, 1e-12)
-    twice = 4 * real * np.log(2.0) if entropy else 0.0
-    return np.where(n > 0, np.sqrt(variance / (2 * real) * (price + twice)), -1.0)
-
-
-def resolution(d: int) -> float:
-    """Distance, in standard deviations, below which ICL sees two equal large groups as one.
-
-    >>> [round(resolution(d), 3) for d in (1, 2, 4, 10)]
-    [3.464, 2.828, 2.574, 2.439]
-    """
-    return float(2 * np.sqrt(d * (4 ** (1 / d) - 1)))
+# for reports
 
 
 def near_best(curve: Array, within: float = 10.0) -> list[int]:
@@ -377,8 +321,8 @@ def near_best(curve: Array, within: float = 10.0) -> list[int]:
 
 
 def evidence(curve: Array, criterion: str) -> list[Curve]:
-    """The path of a criterion for reports; empty where there is none, or the number was given."""
-    if criterion == "given" or not len(curve):
+    """The path of a criterion for reports; empty before the first merge."""
+    if not len(curve):
         return []
     path = {int(k): float(value) for k, value, _ in curve}
     best, *rest = sorted(path, key=lambda k: (path[k], k))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from copies import copies, same_partition
-from coterie.clustering import merging, ward
-from coterie.clustering.privacy import epsilon, noise_for
+from coterie.algorithms.mosaic import merging
+from coterie.algorithms.mosaic.privacy import epsilon, noise_for
+from coterie.clustering import ward
 
 
 @pytest.mark.parametrize(("criterion", "at", "not_at"), [("icl", 3.58, 3.60), ("bic", 0.46, 0.47)])
@@ -128,22 +129,18 @@ def test_clients_that_differ_by_whole_deviations_still_share_groups():
     assert same_partition(found.labels, truth)
 
 
-def test_the_effective_radius_is_where_equal_components_merge():
-    # d = 1, n = 100 each, one variance: 2 sqrt((2 log 200 + 400 log 2) / 200) = 2.3994. (The
-    # criterion re-estimates the variance of what it merges, and so goes on to 3.58.)
-    radii = merging.effective_radii(np.full(2, 100.0), 1.0, 1)
-    assert radii.sum() == pytest.approx(2.3994, abs=1e-4)
-    assert merging.effective_radii(np.full(2, 100.0), 1.0, 1, False).sum() == pytest.approx(
-        0.46, abs=0.01
-    )
+@pytest.mark.parametrize(("d", "distance"), [(1, 3.464), (2, 2.828), (4, 2.574), (10, 2.439)])
+def test_two_large_equal_groups_merge_below_the_resolution(d, distance):
+    # In the limit of many samples: 2 sqrt(d (4^(1/d) - 1)) standard deviations.
+    assert 2 * np.sqrt(d * (4 ** (1 / d) - 1)) == pytest.approx(distance, abs=5e-4)
+    n, clients = np.full(2, 1e7), np.arange(2)
+    for factor, groups in ((0.999, 1), (1.001, 2)):
+        centres = np.zeros((2, d))
+        centres[1, 0] = factor * distance
+        assert len(set(merging.merge(n, centres, np.ones(2), clients).labels)) == groups
 
 
-def test_resolution():
-    found = [merging.resolution(d) for d in (1, 2, 4, 10)]
-    assert found == pytest.approx([3.464, 2.828, 2.574, 2.439], abs=5e-4)
-
-
-@pytest.mark.parametrize("criterion", ["icl", "bic", "random_effects"])
+@pytest.mark.parametrize("criterion", ["icl", "bic"])
 def test_merging_recovers_well_separated_groups(criterion):
     for seed in range(5):
         n, centres, variance, clients, truth = copies(seed, spread=10.0)
@@ -200,7 +197,7 @@ def test_a_stray_second_component_joins_a_group_of_twenty_clients(holders, group
 def test_a_given_number_is_cut_from_the_same_path():
     n, centres, variance, clients, _ = copies(1)
     for k in (8, 10, 20):
-        found = merging.merge(n, centres, variance, clients, "given", k_given=k)
+        found = merging.merge(n, centres, variance, clients, k_given=k)
         assert found.labels.max() + 1 == k
 
 
@@ -226,15 +223,6 @@ def test_other_structures_find_the_same_clear_groups(ndim):
     n, centres, _, clients, truth = copies(4, spread=10.0)
     variance = np.ones((len(n), 4)) if ndim == 2 else np.tile(np.eye(4), (len(n), 1, 1))
     assert same_partition(merging.merge(n, centres, variance, clients).labels, truth)
-
-
-def test_random_effects_allow_copies_to_differ():
-    # Copies scatter by 1 within-standard-deviation; balls of the statistical size would not meet.
-    n, centres, variance, clients, truth = copies(5, 30, 4, 8, 6, 6.0, noise=0.0)
-    centres = centres + np.random.default_rng(0).normal(size=centres.shape)
-    found = merging.merge(n, centres, variance, clients, "random_effects")
-    assert same_partition(found.labels, truth)
-    assert found.shift == pytest.approx(1.0, rel=0.35)  # a grid of geometric steps
 
 
 def test_flat_curves_are_named():
