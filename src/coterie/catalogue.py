@@ -34,6 +34,7 @@ WHEN = {
     "fedprox": "if one model is to serve all and clients drift apart in long local training.",
     "ditto": "if each client wants a model of its own that gains from a common one.",
     "per_fedavg": "if clients can take a gradient step on their own data before they predict.",
+    "fedproto": "if messages must be small, or clients must not send weights.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "clove": "if groups are expected; the number may be unknown (max_groups).",

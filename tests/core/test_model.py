@@ -320,3 +320,11 @@ def test_tied_weights_are_one_leaf():
     x, w = normal(KEY, (2, 3), torch.float64), params["a.weight"]
     assert torch.allclose(model.apply(params, x), x @ w.T @ w.T)
     assert torch.allclose(model.plain(params)(x), x @ w.T @ w.T)
+
+
+def test_features_and_output_come_from_one_pass():
+    model = Model(Net, head="fc2")
+    params = model.init(KEY)
+    features, output = model.features_and_output(params, TOKENS)
+    assert torch.equal(features, model.features(params, TOKENS))
+    assert torch.equal(output, model.apply(params, TOKENS))

@@ -8,6 +8,7 @@ from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.ifca import IFCA
@@ -25,6 +26,7 @@ __all__ = [
     "FedAvg",
     "FedGEM",
     "FedGMI",
+    "FedProto",
     "FedProx",
     "FedSoft",
     "FederatedCMeans",

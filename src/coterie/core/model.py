@@ -243,18 +243,28 @@ class Model:
 
     def features(self, params: Params, x: Any) -> Tensor:
         """What enters the head."""
+        return self.features_and_output(params, x)[0]
+
+    def features_and_output(self, params: Params, x: Any) -> tuple[Tensor, Any]:
+        """What enters the head, and the outputs, from one pass."""
         if not isinstance(self.head, str):
             raise ConfigError(f"Model: features need one head, got {self.head!r}.")
-        module = self._called.module if current_mode().training else self._evaluating
+        mode = current_mode()
+        module = self._evaluating
+        if mode.network is not None:
+            network: Any = mode.network(self)
+            module = network.module
+        elif mode.training:
+            module = self._training if self._loose else self._called.module
         seen: list[Tensor] = []
         hook = module.get_submodule(self.head).register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0])
         )
         try:
-            self.apply(params, x)
+            output = self.apply(params, x)
         finally:
             hook.remove()
-        return seen[0]
+        return seen[0], output
 
     @property
     def training_network(self) -> nn.Module:
