@@ -1,4 +1,4 @@
-"""References that see all data in one place. For comparison only: no federation could run them."""
+"""Reference methods on the pooled data of all clients, for comparison only."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 
 
 def central_kmeans(x: NDArray[np.float64], k: int, seed: int = 0) -> NDArray[np.int64]:
-    """Labels of k-means on pooled samples, told k; ten starts."""
+    """Labels of k-means on pooled samples with a given k; ten starts."""
     labels: NDArray[np.int64] = KMeans(k, n_init=10, random_state=seed).fit_predict(x)
     return labels
 
@@ -18,7 +18,7 @@ def central_kmeans(x: NDArray[np.float64], k: int, seed: int = 0) -> NDArray[np.
 def central_gmm(
     x: NDArray[np.float64], k: int, seed: int = 0, covariance: str = "spherical"
 ) -> NDArray[np.int64]:
-    """Labels of a Gaussian mixture on pooled samples, told k; five starts.
+    """Labels of a Gaussian mixture on pooled samples with a given k; five starts.
 
     >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
     >>> len(set(central_gmm(x, 2).tolist()))
@@ -32,7 +32,7 @@ def central_gmm(
 
 
 def central_dpgmm(x: NDArray[np.float64], most: int = 40, seed: int = 0) -> NDArray[np.int64]:
-    """Labels of a Dirichlet-process mixture on pooled samples, which finds its own number."""
+    """Labels of a Dirichlet-process mixture on pooled samples; it finds the number of groups."""
     model = BayesianGaussianMixture(
         n_components=min(most, len(x)),
         covariance_type="spherical",

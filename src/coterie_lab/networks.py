@@ -1,8 +1,9 @@
 """The networks of the published studies, layer by layer.
 
-Weights start as torch has them, but for `CroppedCNN`. References: the code released with CLoVE
-decides where its text is silent (`GreyCNN`, `ColourCNN`, the autoencoders, `TextCNN`); the code of
-IFCA (`CroppedCNN`); LEAF (`WriterCNN`); FedSoft's networks, which FedGMI follows (`DeepCNN`).
+Weights are initialised as in torch, except in `CroppedCNN`. References: the released code of CLoVE,
+which is followed where the text is silent (`GreyCNN`, `ColourCNN`, the autoencoders, `TextCNN`);
+the code of IFCA (`CroppedCNN`); LEAF (`WriterCNN`); FedSoft's networks, which FedGMI uses
+(`DeepCNN`).
 """
 
 from itertools import pairwise
@@ -17,7 +18,7 @@ from coterie.models import Sized, builder, n_inputs, shown
 
 
 class GreyCNN(nn.Module):
-    """Two 5 x 5 convolutions (6 and 16 channels) with pooling, one linear layer: CLoVE's small net.
+    """CLoVE's network for grey images: two 5 x 5 convolutions with pooling, one linear layer.
 
     >>> sum(p.numel() for p in GreyCNN(10).parameters())
     5142
@@ -41,7 +42,7 @@ class GreyCNN(nn.Module):
 
 
 class ColourCNN(nn.Module):
-    """Four blocks of convolution, batch norm and pooling, three linear layers with dropout.
+    """CLoVE's network for CIFAR-10: four convolutions with batch norm, three linear layers.
 
     >>> sum(p.numel() for p in ColourCNN(10).parameters())
     4181002
@@ -68,7 +69,7 @@ class ColourCNN(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Six linear layers, 784 to 196 and back, the output squashed to [0, 1].
+    """Six linear layers, 784 to 196 and back; a sigmoid limits the output to [0, 1].
 
     >>> sum(p.numel() for p in Autoencoder().parameters())
     2000964
@@ -98,7 +99,7 @@ class Autoencoder(nn.Module):
 
 
 class ColourAutoencoder(nn.Module):
-    """Three strided convolutions to 128 numbers and back; the output is squashed to [-1, 1].
+    """Three strided convolutions to 128 numbers and back; tanh limits the output to [-1, 1].
 
     >>> sum(p.numel() for p in ColourAutoencoder().parameters())
     712835
@@ -126,7 +127,7 @@ class ColourAutoencoder(nn.Module):
 
 
 class TextCNN(nn.Module):
-    """Words as vectors, convolutions of widths 3, 4, 5 over them, the largest value of each.
+    """Word vectors, convolutions of widths 3, 4 and 5 over them, and max pooling.
 
     >>> sum(p.numel() for p in TextCNN(6).parameters())
     3322106
@@ -146,9 +147,9 @@ class TextCNN(nn.Module):
 
 
 class WriterCNN(nn.Module):
-    """LEAF's network for FEMNIST; the last layer, `output`, is what IFCA clusters.
+    """LEAF's network for FEMNIST; its last layer, `output`, is the one that IFCA clusters.
 
-    With 512 hidden units and 26 outputs it serves EMNIST letters.
+    With 512 hidden units and 26 outputs, it is used for the letters of EMNIST.
 
     >>> sum(p.numel() for p in WriterCNN(62).parameters())
     6603710
@@ -176,7 +177,7 @@ class WriterCNN(nn.Module):
 
 
 class DeepCNN(nn.Module):
-    """Six 3 x 3 convolutions, pooling after each pair, three linear layers: for CIFAR-10.
+    """A network for CIFAR-10: six 3 x 3 convolutions with pooling, three linear layers.
 
     >>> sum(p.numel() for p in DeepCNN(10).parameters())
     5851338
@@ -199,32 +200,32 @@ class DeepCNN(nn.Module):
 
 
 class TruncatedConv2d(nn.Conv2d):
-    """A convolution whose weights start from a truncated normal distribution of deviation 0.05."""
+    """A convolution with initial weights from a truncated normal distribution (deviation 0.05)."""
 
     def reset_parameters(self) -> None:
-        truncated(self, 0.05, 0.0)
+        init_truncated(self, 0.05, 0.0)
 
 
 class TruncatedLinear(nn.Linear):
-    """A linear layer whose weights start from a truncated normal distribution of deviation 0.04."""
+    """A linear layer with initial weights from a truncated normal distribution (deviation 0.04)."""
 
     def reset_parameters(self) -> None:
-        truncated(self, 0.04, 0.1)
+        init_truncated(self, 0.04, 0.1)
 
 
-def truncated(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> None:
-    """Draw weights within two deviations of zero; biases are constant."""
+def init_truncated(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> None:
+    """Draw weights within two standard deviations of zero; biases are constant."""
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     assert layer.bias is not None
     nn.init.constant_(layer.bias, bias)
 
 
 class CroppedCNN(nn.Module):
-    """IFCA's network for CIFAR-10: the middle 24 x 24 pixels, standardised image by image.
+    """IFCA's network for CIFAR-10: it uses the middle 24 x 24 pixels and standardises each image.
 
-    Two convolutions with pooling and local response norm, three linear layers. Training crops at
-    random instead (`cropped_views`). The released code also penalises the weights of two layers;
-    here that is left to `weight_decay`.
+    Two convolutions with pooling and local response norm, three linear layers. In training, the
+    crop is random (`cropped_views`). The released code also has a penalty on the weights of two
+    layers; use `weight_decay` for it.
 
     >>> sum(p.numel() for p in CroppedCNN(10).parameters())
     1068298
@@ -247,21 +248,21 @@ class CroppedCNN(nn.Module):
         mean = x.mean((1, 2, 3), keepdim=True)
         deviation = (x - mean).square().mean((1, 2, 3), keepdim=True).sqrt()
         x = (x - mean) / deviation.clamp(min=(3 * 24 * 24) ** -0.5)
-        x = self.norm(_halved(functional.relu(self.first(x))))
-        x = _halved(self.norm(functional.relu(self.second(x))))
+        x = self.norm(_halve(functional.relu(self.first(x))))
+        x = _halve(self.norm(functional.relu(self.second(x))))
         return self.output(self.dense(x.flatten(1)))
 
 
-def _halved(x: Tensor) -> Tensor:
-    """3 x 3 pooling in steps of two; one row and column of padding at the end (values are >= 0)."""
+def _halve(x: Tensor) -> Tensor:
+    """3 x 3 max pooling with stride two and one row and column of padding (values are >= 0)."""
     return functional.max_pool2d(functional.pad(x, (0, 1, 0, 1)), 3, 2)
 
 
 def cropped_views(x: Tensor, key: Tensor) -> Tensor:
-    """Training views of images [n, 3, 32, 32] in [0, 1]: crop, mirror, brightness, contrast.
+    """Augment images [n, 3, 32, 32] in [0, 1]: crop, mirror, brightness, contrast.
 
-    The crop is 24 x 24 somewhere, put in the middle of the frame so that shapes stay; brightness
-    changes by up to 63 of 255, contrast by a factor of 0.2 to 1.8 (IFCA's code).
+    A random 24 x 24 crop is moved to the middle of the image, so that shapes stay the same. The
+    brightness changes by up to 63 of 255, the contrast by a factor of 0.2 to 1.8 (IFCA's code).
 
     >>> from coterie.core.random import seed_key
     >>> cropped_views(torch.rand(2, 3, 32, 32), seed_key(0)).shape
@@ -284,9 +285,9 @@ def cropped_views(x: Tensor, key: Tensor) -> Tensor:
 
 
 class CoinFlipRegressor(nn.Module):
-    """The inner product of the input with one vector, which starts with coordinates 0 or 1.
+    """The model of IFCA's linear study: the inner product of the input with one vector.
 
-    The model of IFCA's linear study.
+    The initial coordinates of the vector are 0 or 1.
 
     >>> CoinFlipRegressor(3)(torch.ones(5, 3)).shape
     torch.Size([5])
@@ -299,19 +300,19 @@ class CoinFlipRegressor(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Flip the coins anew."""
+        """Draw the coordinates again."""
         self.weight.bernoulli_(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ self.weight
 
 
-# builders: networks by name, fitted to the data
+# builders: networks by name, sized for the data
 
 
 @builder("coin_flip_regressor")
 def _coin_flip_regressor(data: Sized) -> nn.Module:
-    """One vector of weights without bias, each 0 or 1 at first; for IFCA's linear study."""
+    """IFCA's linear model: one vector of weights, initially 0 or 1, without bias."""
     return CoinFlipRegressor(n_inputs("coin_flip_regressor", data))
 
 
@@ -330,21 +331,21 @@ def _cifar_cnn(data: Sized) -> nn.Module:
 
 @builder("cropped_cnn")
 def _cropped_cnn(data: Sized) -> nn.Module:
-    """IFCA's network for 32 x 32 colour images, of which it sees the middle."""
+    """IFCA's network for 32 x 32 colour images, of which it uses the middle."""
     _image("cropped_cnn", data, 3, 32)
     return CroppedCNN(data.n_outputs)
 
 
 @builder("deep_cnn")
 def _deep_cnn(data: Sized) -> nn.Module:
-    """Six convolutions and three layers for 32 x 32 colour images: FedSoft's and FedGMI's."""
+    """The network of FedSoft and FedGMI for 32 x 32 colour images: six convolutions."""
     _image("deep_cnn", data, 3, 32)
     return DeepCNN(data.n_outputs)
 
 
 @builder("writer_cnn")
 def _writer_cnn(data: Sized) -> nn.Module:
-    """LEAF's network for handwriting; its layer `output` is the head that IFCA clusters."""
+    """LEAF's network for handwriting; IFCA clusters its last layer, `output`."""
     _image("writer_cnn", data, 1, 28)
     return WriterCNN(data.n_outputs)
 
@@ -371,12 +372,12 @@ def _colour_autoencoder(data: Sized) -> nn.Module:
 
 @builder("text_cnn")
 def _text_cnn(data: Sized, n_words: int = 32_000, n_outputs: int | None = None) -> nn.Module:
-    """Convolutions over numbered words; CLoVE's network for news."""
+    """CLoVE's network for news: convolutions over word vectors."""
     return TextCNN(n_outputs or data.n_outputs, n_words)
 
 
 def _image(name: str, data: Sized, channels: int, side: int | None = None) -> tuple[int, int, int]:
-    """The shape of images, checked for the number of channels and, for some networks, the size."""
+    """The shape of images; checks the number of channels and, for some networks, the size."""
     shape = data.sample_shape
     right = isinstance(shape, tuple) and len(shape) == 3 and shape[0] == channels
     if not right or (side is not None and shape[1:] != (side, side)):

@@ -64,12 +64,12 @@ def get(name: Name, data_dir: DataDir = None) -> None:
     from coterie_lab.sources import source
     from coterie_lab.sources.get import get as fetch
 
-    def told(file: str, done: int, whole: int | None) -> None:
+    def report(file: str, done: int, whole: int | None) -> None:
         if sys.stdout.isatty():
             of = f" of {megabytes(whole)}" if whole else ""
             print(f"\r{file}: {megabytes(done)}{of}   ", end="", flush=True)
 
-    for path in fetch(source(name), data_dir, told):
+    for path in fetch(source(name), data_dir, report):
         print(f"\r{path}")
 
 
@@ -101,7 +101,7 @@ def check(
             continue
         folder, layout = found
         for file in layout.files:
-            path = file.found(folder)
+            path = file.locate(folder)
             assert path is not None
             state = verdict(file, path)
             bad |= state == "damaged"

@@ -1,1 +1,1 @@
-"""The partitions of the published studies, cut from public data sets."""
+"""The partitions of the published studies, made from public data sets."""

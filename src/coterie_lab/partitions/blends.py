@@ -1,4 +1,4 @@
-"""FedGMI's mixtures: clients whose rows come from several components."""
+"""FedGMI's partitions: clients whose rows come from several components."""
 
 import torch
 from torch import Tensor
@@ -25,31 +25,46 @@ def component_mixture(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """FedGMI's mixtures: every client's rows come from several components in shares of its own.
+    """FedGMI's mixtures: the rows of a client come from several components, in its own shares.
 
-    Components are turns by 0, 90 and 180 degrees; of EMNIST, upper-case and lower-case letters
-    that share 26 labels. Classes are equally likely on every client, rows are drawn with
-    replacement. `extra` has "shares" [clients, components] as they came out, and "component" of
-    every row of the pool.
+    The components are rotations by 0, 90 and 180 degrees. For EMNIST they are upper-case and
+    lower-case letters, which share 26 labels. All classes are equally likely on every client, and
+    rows are drawn with replacement. `extra["shares"]` holds the actual shares
+    [clients, components], and `extra["component"]` the component of every row.
 
     Parameters
     ----------
+    source
+        Name of the data set.
+    n_clients
+        Number of clients.
+    n_components
+        Number of components: 2 or 3, for EMNIST 2.
     shares
-        "linear": client i has share (i + 0.5) / clients of component 0; "random": drawn uniformly.
+        "linear": client i has the share (i + 0.5) / `n_clients` of component 0. "random": the
+        shares are drawn uniformly.
     sizes
-        Least and largest number of a client's training rows.
+        Smallest and largest number of training rows of a client.
     test
-        Test rows of a client, in the same shares.
+        Number of test rows of a client, in the same shares.
+    seed
+        Seed of the partition.
+    data_dir
+        Folder of the data sets; None for the usual folders.
     """
     pool = sources.load(source, data_dir)
     letters = len(pool.classes) == 62
     most = 2 if letters else 3
     if not 2 <= n_components <= most:
-        raise ConfigError(f"component_mixture: n_components must lie in 2..{most}.")
+        raise ConfigError(
+            f"component_mixture: n_components must be from 2 to {most}, got {n_components}."
+        )
     if shares not in ("linear", "random"):
         raise ConfigError(unknown("kind of shares", shares, ("linear", "random")))
     if shares == "linear" and n_components != 2:
-        raise ConfigError("component_mixture: linear shares are for two components.")
+        raise ConfigError(
+            f"component_mixture: linear shares need n_components = 2, got {n_components}."
+        )
     key = fold(seed_key(seed), "mixture")
     if shares == "linear":
         first = (torch.arange(n_clients, dtype=torch.float64) + 0.5) / n_clients
@@ -109,9 +124,11 @@ def component_mixture(
 def _supply(
     pool: Pool, letters: bool, n_components: int, key: Tensor
 ) -> tuple[tuple[str, ...], dict[str, list[list[Tensor]]]]:
-    """Labels, and for each split, component and label the rows to draw from."""
+    """The labels, and the rows to draw from for each split, component and label."""
     rows = {split: pool.rows(split) for split in SPLITS}
-    if not len(rows["train"]):  # a copy of one split only: a sixth of every class is for testing
+    if not len(
+        rows["train"]
+    ):  # only the test split was found: a sixth of each class is for testing
         own = [of_class(pool, "test", c, key) for c in range(len(pool.classes))]
         cut = [(len(part) + 5) // 6 for part in own]
         rows["test"] = torch.cat([part[:n] for part, n in zip(own, cut, strict=True)])

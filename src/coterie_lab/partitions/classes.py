@@ -1,4 +1,4 @@
-"""Real samples whose classes are the groups to find: FedGEM's splits of public data sets."""
+"""FedGEM's partitions of public data sets, in which the classes are the groups to find."""
 
 import functools
 from typing import Any
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 def split_classes(
     x: Array, y: Array, n_clients: int, fewest: int, most: int, seed: int = 0
 ) -> FederatedData:
-    """Every client draws its classes; each class is divided evenly among those who hold it.
+    """Each client draws its classes; each class is divided evenly among the clients that have it.
 
     >>> data = split_classes(np.zeros((40, 2)), np.arange(40) % 4, 3, 2, 3)
     >>> int(data.sizes("train").sum())
@@ -42,9 +42,9 @@ def split_classes(
 def share_classes(
     x: Array, y: Array, n_clients: int, fewest: int, most: int, share: float = 0.7, seed: int = 0
 ) -> FederatedData:
-    """FedGEM's split: of each of its classes a client takes `share` / clients of all its samples.
+    """FedGEM's split: each client takes `share` / `n_clients` of the samples of its classes.
 
-    Samples are fresh for everybody; those nobody takes are left out.
+    No sample is used twice, and some samples are not used.
     """
     rng = np.random.default_rng([seed, 4])
     k = int(y.max()) + 1
@@ -52,7 +52,10 @@ def share_classes(
     rest = {label: list(rng.permutation(np.flatnonzero(y == label))) for label in range(k)}
     take = {label: int(share * len(rows) / n_clients) for label, rows in rest.items()}
     if min(take.values()) < 1:
-        raise DataError(f"share_classes: too few samples of a class for {n_clients} clients.")
+        raise DataError(
+            f"share_classes: each class needs at least {n_clients / share:.0f} samples "
+            f"for {n_clients} clients. One class has fewer. Use fewer clients."
+        )
     index = []
     for own in held:
         rows = []
@@ -76,22 +79,32 @@ def class_mixture(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """Real samples whose classes are the groups to find; each client holds some of the classes.
+    """Real samples whose classes are the groups to find; each client has some of the classes.
 
     Parameters
     ----------
     source
-        "digits" (scikit-learn's), or a public data set by name.
-    fewest, most
-        Classes of a client.
+        "digits" (of scikit-learn), or the name of a public data set.
+    n_clients
+        Number of clients.
+    fewest
+        Smallest number of classes of a client.
+    most
+        Largest number of classes of a client.
     features
-        Principal components to keep; None: the inputs as they are. (They are those a federation
-        finds together with `coterie.running.features.principal`.)
+        Number of principal components to use, as a federation finds them with
+        `coterie.running.features.principal`; None for the original inputs.
     per_class
-        Use the first so many samples of each class; None: all.
+        Use only the first samples of each class, this many; None for all.
     rule
-        "split": each class is divided evenly among its holders. "share": of each of its classes a
-        client takes `share` / clients of all samples, as FedGEM's authors do.
+        "split": each class is divided evenly among the clients that have it. "share": a client
+        takes `share` / `n_clients` of the samples of each of its classes, as FedGEM's authors do.
+    share
+        Share of the samples that the rule "share" uses if all clients have a class.
+    seed
+        Seed of the partition.
+    data_dir
+        Folder of the data sets; None for the usual folders.
 
     >>> class_mixture(n_clients=4, most=4, features=5)
     FederatedData('class_mixture', 4 clients, 1797 train + 0 test samples, ...)

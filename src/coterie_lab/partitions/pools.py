@@ -1,4 +1,4 @@
-"""From a data set to clients: rows for each group, dealt to the clients of a group."""
+"""Assign the rows of a data set to groups, and the rows of a group to its clients."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from coterie_lab.sources import Pool
 SPLITS = ("train", "test")
 TEST_SHARES = ("same", "own")
 Groups = dict[str, list[Tensor]]
-"""Rows of each group, by split."""
+"""The rows of each group, by split."""
 
 
 # groups
@@ -29,14 +29,14 @@ Groups = dict[str, list[Tensor]]
 def overlapping_sets(
     n_classes: int, n_sets: int, size: int, shared: int, key: Tensor
 ) -> tuple[tuple[int, ...], ...]:
-    """Sets of classes, any two of which share exactly so many.
+    """Draw sets of classes, any two of which share exactly `shared` classes.
 
     >>> sets = overlapping_sets(10, 5, 4, 2, seed_key(0))
     >>> {len(set(a) & set(b)) for a, b in itertools.combinations(sets, 2)}
     {2}
     """
     every = list(itertools.combinations(range(n_classes), size))
-    for attempt in range(1000):  # one in a few succeeds; drawing on a dead end would never stop
+    for attempt in range(1000):  # a few attempts are usually enough; a dead end needs a new start
         left = [every[i] for i in shuffled(fold(key, attempt), len(every)).tolist()]
         chosen: list[tuple[int, ...]] = []
         while left and len(chosen) < n_sets:
@@ -45,15 +45,15 @@ def overlapping_sets(
         if len(chosen) == n_sets:
             return tuple(chosen)
     raise ConfigError(
-        f"overlapping_sets: no {n_sets} sets of {size} out of {n_classes} classes were found of "
-        f"which any two share {shared}. Ask for fewer sets."
+        f"overlapping_sets: found no {n_sets} sets of {size} out of {n_classes} classes, any two "
+        f"of which share {shared}. Ask for fewer sets."
     )
 
 
-def swapped(pairs: Sequence[tuple[int, int]], n_classes: int) -> Tensor:
-    """What each class is called after pairs have been swapped.
+def swap_labels(pairs: Sequence[tuple[int, int]], n_classes: int) -> Tensor:
+    """The label of each class after pairs of labels have been swapped.
 
-    >>> swapped([(0, 2)], 4)
+    >>> swap_labels([(0, 2)], 4)
     tensor([2, 1, 0, 3])
     """
     order = torch.arange(n_classes)
@@ -63,11 +63,11 @@ def swapped(pairs: Sequence[tuple[int, int]], n_classes: int) -> Tensor:
 
 
 def ten_classes(source: str, data_dir: str | None, shuffle: bool = False, seed: int = 0) -> Pool:
-    """A data set of ten classes, perhaps numbered anew."""
+    """Load a data set with ten classes; `shuffle` numbers the classes in a random order."""
     pool = sources.load(source, data_dir)
     if len(pool.classes) != 10:
         raise ConfigError(
-            f"This partition needs a data set of ten classes. {source} has {len(pool.classes)}."
+            f"This partition needs a data set with ten classes. {source} has {len(pool.classes)}."
         )
     if not shuffle:
         return pool
@@ -77,14 +77,14 @@ def ten_classes(source: str, data_dir: str | None, shuffle: bool = False, seed: 
 
 
 def of_class(pool: Pool, split: str, c: int, key: Tensor) -> Tensor:
-    """The rows of a class in random order."""
+    """The rows of a class, in random order."""
     rows = pool.rows(split)
     own = rows[pool.y[rows] == c]
     return own[shuffled(fold(key, split, c), len(own))]
 
 
-def owned(pool: Pool, sets: Sequence[Sequence[int]]) -> Groups:
-    """All rows of a group's classes."""
+def take_classes(pool: Pool, sets: Sequence[Sequence[int]]) -> Groups:
+    """Give each group all rows of its classes."""
     out: Groups = {}
     for split in SPLITS:
         rows = pool.rows(split)
@@ -93,31 +93,31 @@ def owned(pool: Pool, sets: Sequence[Sequence[int]]) -> Groups:
     return out
 
 
-def skewed(
+def divide_classes(
     pool: Pool,
     sets: Sequence[Sequence[int]],
     least: dict[str, int],
     key: Tensor,
     test_shares: str = "same",
 ) -> Groups:
-    """Each class divided among its owners: a reserve evenly, the rest in Dirichlet shares.
+    """Divide each class among its groups: a reserve evenly, the rest in Dirichlet shares.
 
     Test rows are divided in the "same" shares as training rows, or in shares of their "own". If a
-    group gets too few rows, the reserve is raised by five points and shares are drawn again; at
-    100 % all owners have the same.
+    group gets too few rows, the reserve is raised by five percentage points and the shares are
+    drawn again. At 100 % all groups of a class get the same number of rows.
     """
     if test_shares not in TEST_SHARES:
         raise ConfigError(unknown("kind of test_shares", test_shares, TEST_SHARES))
     if test_shares == "same":
-        return _divided(pool, sets, least, key)
-    train = _divided(pool, sets, {"train": least["train"]}, key)
-    return train | _divided(pool, sets, {"test": least["test"]}, fold(key, "test"))
+        return _divide(pool, sets, least, key)
+    train = _divide(pool, sets, {"train": least["train"]}, key)
+    return train | _divide(pool, sets, {"test": least["test"]}, fold(key, "test"))
 
 
-def _divided(
+def _divide(
     pool: Pool, sets: Sequence[Sequence[int]], least: dict[str, int], key: Tensor
 ) -> Groups:
-    """The rows of some splits, every one in the same shares."""
+    """Divide the rows of some splits, all in the same shares."""
     owners = [[g for g, own in enumerate(sets) if c in own] for c in range(len(pool.classes))]
     for attempt in range(19):
         reserve = min(0.1 + 0.05 * attempt, 1.0)
@@ -136,11 +136,13 @@ def _divided(
         if all(len(rows) >= least[split] for split in least for rows in groups[split]):
             return groups
     wanted = " and ".join(f"{count} {split} rows" for split, count in least.items())
-    raise DataError(f"Label skew: every group needs {wanted}. There are too few.")
+    raise DataError(
+        f"Label skew: every group needs {wanted}. The data set has too few. Use another data set."
+    )
 
 
-def dominated(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> list[Tensor]:
-    """A group per class: a share of its rows from that class, the rest evenly from the others."""
+def mix_dominant(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> list[Tensor]:
+    """One group per class: a share of its rows is from this class, the rest from all others."""
     n_classes = len(pool.classes)
     rows = [of_class(pool, split, c, key) for c in range(n_classes)]
     size = int(0.9 * min(len(own) for own in rows))
@@ -161,12 +163,12 @@ def dominated(pool: Pool, split: str, key: Tensor, share: float = 0.666) -> list
 
 
 def as_float(x: Tensor, facts: Tree) -> Tensor:
-    """Counts or bytes as floats, unscaled."""
+    """Convert counts or bytes to floats without scaling."""
     return x.to(torch.get_default_dtype())
 
 
 def as_tokens(x: Tensor, facts: Tree) -> Tensor:
-    """Numbers of words as embeddings want them."""
+    """Convert word numbers to integers for an embedding."""
     return x.long()
 
 
@@ -174,12 +176,12 @@ as_float.batched = as_tokens.batched = True  # type: ignore[attr-defined]
 Transform = Callable[[Tensor, Tree], Tensor]
 
 
-def scaled(raw: bool) -> Transform:
-    """Bytes as they are, or scaled to [0, 1]."""
+def pick_transform(raw: bool) -> Transform:
+    """The transform of images: floats from 0 to 255, or scaled to [0, 1]."""
     return as_float if raw else unit_scale
 
 
-def dealt(
+def assign_rows(
     pool: Pool,
     groups: Groups,
     clients_per_group: int,
@@ -187,9 +189,12 @@ def dealt(
     key: Tensor,
     transform: Transform = unit_scale,
 ) -> FederatedData:
-    """The pools of the groups dealt to their clients."""
+    """Assign the rows of each group to its clients."""
     if clients_per_group < 1 or (n is not None and n < 1):
-        raise ConfigError("Partition: clients_per_group and n must be at least 1.")
+        raise ConfigError(
+            f"Partition: clients_per_group and n must be at least 1. Got {clients_per_group} and "
+            f"{n}."
+        )
     lists: dict[str, list[Tensor]] = {}
     for split, parts in groups.items():
         lists[split] = []
@@ -218,13 +223,13 @@ def dealt(
     )
 
 
-def with_facts(data: FederatedData, facts: dict[str, Tensor], transform: Turn) -> FederatedData:
-    """Clients that know something, by which their inputs are changed."""
+def add_facts(data: FederatedData, facts: dict[str, Tensor], transform: Turn) -> FederatedData:
+    """Add facts to the clients, and a transform that uses them."""
     return replace(data, client_facts=facts, transform=transform)
 
 
-def only_used(data: FederatedData) -> FederatedData:
-    """The same clients on a pool of the rows they have, one for each use."""
+def keep_used(data: FederatedData) -> FederatedData:
+    """Keep only the rows that clients use, one copy for each use."""
     lists = [data.rows[split].index for split in SPLITS]
     used = torch.cat(lists)
     rows = {

@@ -1,13 +1,13 @@
-"""The partitions of the published studies, cut from public data sets.
+"""The partitions of the published studies, made from public data sets.
 
-First a pool of rows for each group, train and test apart; then each group's pool, in random order,
-is cut into equal chunks, one per client, of which at most `n` rows are kept (for tests, too).
-Within a group no row is used twice. `partition_seed` decides which rows a group owns, `seed` how
-they are dealt to clients: the studies draw the first once and repeat the second.
+Each group first gets a pool of rows, separately for training and testing. The pool is shuffled and
+split into equal parts, one per client, of which at most `n` rows are kept (test rows, too). No row
+is used twice within a group. `partition_seed` decides the rows of a group, and `seed` the rows of
+its clients. The studies draw the first once and repeat the second.
 
-References: Bhatia et al.: CLoVE, 2025, arXiv:2506.22427 (what is named `published_...`), and the
-code its authors released, which decides where the text is silent; Ghosh et al., NeurIPS 2020,
-arXiv:2006.04088 (`rotated_clients`).
+References: Bhatia et al.: CLoVE, 2025, arXiv:2506.22427 (the names `published_...`), and the
+released code of its authors, which is followed where the text is silent; Ghosh et al., NeurIPS
+2020, arXiv:2006.04088 (`rotated_clients`).
 """
 
 import itertools
@@ -27,19 +27,19 @@ from coterie_lab import sources
 from coterie_lab.partitions.pools import (
     SPLITS,
     Groups,
+    add_facts,
     as_float,
     as_tokens,
-    dealt,
-    dominated,
+    assign_rows,
+    divide_classes,
+    keep_used,
+    mix_dominant,
     of_class,
-    only_used,
     overlapping_sets,
-    owned,
-    scaled,
-    skewed,
-    swapped,
+    pick_transform,
+    swap_labels,
+    take_classes,
     ten_classes,
-    with_facts,
 )
 
 CONCEPT_SWAPS = (
@@ -66,41 +66,53 @@ def published_label_skew(
 ) -> FederatedData:
     """CLoVE's label skews 1 to 4: groups differ in the classes they have.
 
-    1: five groups of two classes each. 2: five groups of four classes, any two share exactly two.
-    3: five groups that lack one class each, or none. 4: ten groups, two thirds of one class.
+    Kind 1: five groups with two classes each. Kind 2: five groups with four classes each; any two
+    groups share exactly two. Kind 3: five groups; each lacks one class or none. Kind 4: ten groups,
+    each with two thirds of its rows from one class.
 
     Parameters
     ----------
     source
-        A data set of ten classes.
+        Name of a data set with ten classes.
+    kind
+        Kind of label skew, 1 to 4.
+    clients_per_group
+        Number of clients in each group.
     n
-        Rows of a client, at most.
+        Largest number of rows of a client.
+    seed
+        Seed for the rows of the clients.
+    partition_seed
+        Seed for the rows of the groups.
     test_shares
-        Of a class that several groups have (2, 3), test rows are divided in the "same" shares as
-        training rows, or in shares of their "own", as in the code of CLoVE's authors: a client's
-        test rows then follow other class frequencies than its training rows.
+        How the test rows of a class are divided among the groups that share it (kinds 2 and 3):
+        in the "same" shares as the training rows, or in shares of their "own", as in the code of
+        CLoVE's authors. With "own", the test rows of a client have different class frequencies
+        than its training rows.
     shuffle_classes
         Number the classes in a random order first, as CLoVE's code does for CIFAR-10.
     raw
-        Hand bytes over as they are, 0 to 255, instead of scaled to [0, 1].
+        Use floats from 0 to 255 as inputs instead of floats in [0, 1].
+    data_dir
+        Folder of the data sets; None for the usual folders.
     """
     pool = ten_classes(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "label skew", kind)
     if kind == 1:
-        groups = owned(pool, [(2 * g, 2 * g + 1) for g in range(5)])
+        groups = take_classes(pool, [(2 * g, 2 * g + 1) for g in range(5)])
     elif kind == 2:
         sets = overlapping_sets(10, 5, 4, 2, fold(key, "sets"))
         least = {"train": 5100, "test": 510}
-        groups = skewed(pool, sets, least, fold(key, "rows"), test_shares)
+        groups = divide_classes(pool, sets, least, fold(key, "rows"), test_shares)
     elif kind == 3:
         least = {"train": 6000, "test": 750}
-        groups = skewed(pool, LABEL_SKEW_3, least, fold(key, "rows"), test_shares)
+        groups = divide_classes(pool, LABEL_SKEW_3, least, fold(key, "rows"), test_shares)
     elif kind == 4:
-        groups = {split: dominated(pool, split, fold(key, "rows", split)) for split in SPLITS}
+        groups = {split: mix_dominant(pool, split, fold(key, "rows", split)) for split in SPLITS}
     else:
         raise ConfigError(f"published_label_skew: kind must be 1, 2, 3 or 4, got {kind}.")
     key = fold(seed_key(seed), "clients")
-    return dealt(pool, groups, clients_per_group, n, key, scaled(raw))
+    return assign_rows(pool, groups, clients_per_group, n, key, pick_transform(raw))
 
 
 @problem
@@ -111,16 +123,17 @@ def published_feature_skew(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """CLoVE's feature skew: four groups see the whole data set turned by 0, 90, 180, 270 degrees.
+    """CLoVE's feature skew: four groups have the images rotated by 0, 90, 180 and 270 degrees.
 
-    The same image may occur under several turns, never twice in a group.
+    The same image may occur in several groups, but never twice in a group. The options are those
+    of `published_label_skew`.
     """
     pool = sources.load(source, data_dir)
     groups = {split: [pool.rows(split)] * 4 for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = dealt(pool, groups, clients_per_group, n, key)
+    data = assign_rows(pool, groups, clients_per_group, n, key)
     assert data.truth is not None
-    return with_facts(
+    return add_facts(
         data, {"turn": data.truth.clone()}, Turn(turns("feature_skew", pool.x.shape, 4))
     )
 
@@ -136,10 +149,10 @@ def published_concept_shift(
     raw: bool = False,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """CLoVE's concept shift: four groups with images of their own, two pairs of labels swapped.
+    """CLoVE's concept shift: four groups with different images and two pairs of swapped labels.
 
     A group has 1,250 training and 200 test images of every class. No single model can be right
-    about more than 60 % of the labels. Options are those of `published_label_skew`.
+    about more than 60 % of the labels. The options are those of `published_label_skew`.
     """
     pool = ten_classes(source, data_dir, shuffle_classes, partition_seed)
     key = fold(seed_key(partition_seed), "concept shift")
@@ -151,17 +164,17 @@ def published_concept_shift(
             own = of_class(pool, split, c, key)
             if len(own) < 4 * per_class:
                 raise DataError(
-                    f"published_concept_shift: four groups need {4 * per_class} {split} rows of a "
-                    f"class. {source} has {len(own)} of class {c}."
+                    f"published_concept_shift: four groups need {4 * per_class} {split} rows of "
+                    f"each class. {source} has {len(own)} of class {c}. Use another data set."
                 )
             for part, rows in zip(parts, own.split(per_class)[:4], strict=True):
                 part.append(rows)
         groups[split] = [torch.cat(part) for part in parts]
         for rows, swaps in zip(groups[split], CONCEPT_SWAPS, strict=True):
-            y[rows] = swapped(swaps, 10)[y[rows].long()].to(y.dtype)
+            y[rows] = swap_labels(swaps, 10)[y[rows].long()].to(y.dtype)
     pool = pool._replace(y=y)
     key = fold(seed_key(seed), "clients")
-    return dealt(pool, groups, clients_per_group, n, key, scaled(raw))
+    return assign_rows(pool, groups, clients_per_group, n, key, pick_transform(raw))
 
 
 @problem
@@ -173,15 +186,25 @@ def rotated_clients(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """IFCA's rotated images: every turn has a whole copy of the data set, cut among its clients.
+    """IFCA's rotated images: each rotation has all images, divided among its clients.
 
-    Every client also has an equal part of its turn's test images, so that the mean over clients is
-    the share of all test images that are right.
+    Every client also has an equal part of the test images of its rotation, so the mean accuracy
+    over clients is the accuracy over all test images.
 
     Parameters
     ----------
+    source
+        Name of the data set.
+    n_clients
+        Number of clients.
+    n_groups
+        Number of rotations, 2 or 4.
     keep
-        Use so many clients of each turn, for a quick look; all if None.
+        Number of clients per rotation to keep, for a quick check; None for all.
+    seed
+        Seed for the rows of the clients.
+    data_dir
+        Folder of the data sets; None for the usual folders.
     """
     pool = sources.load(source, data_dir)
     if n_groups not in (2, 4) or n_clients % n_groups:
@@ -191,10 +214,10 @@ def rotated_clients(
         )
     groups = {split: [pool.rows(split)] * n_groups for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = dealt(pool, groups, n_clients // n_groups, None, key)
+    data = assign_rows(pool, groups, n_clients // n_groups, None, key)
     assert data.truth is not None
     table = turns("rotated_clients", pool.x.shape, n_groups)
-    data = with_facts(data, {"turn": data.truth.clone()}, Turn(table))
+    data = add_facts(data, {"turn": data.truth.clone()}, Turn(table))
     if keep is None:
         return data
     place = torch.arange(n_clients) % (n_clients // n_groups)
@@ -212,15 +235,15 @@ def published_relabelled(
     raw: bool = True,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """What CLoVE's code does to CIFAR-10 under the name of feature skew: nothing is turned.
+    """What CLoVE's code calls feature skew for CIFAR-10: the images are not rotated.
 
-    Each of four groups has the whole data set and numbers its classes in an order of its own
-    (unless `shuffle_classes` is off). Rows in use are stored once for each group.
+    Each of four groups has the whole data set and numbers the classes in a different order (unless
+    `shuffle_classes` is off). The other options are those of `published_label_skew`.
     """
     pool = ten_classes(source, data_dir)
     groups = {split: [pool.rows(split)] * 4 for split in SPLITS}
     key = fold(seed_key(seed), "clients")
-    data = only_used(dealt(pool, groups, clients_per_group, n, key, scaled(raw)))
+    data = keep_used(assign_rows(pool, groups, clients_per_group, n, key, pick_transform(raw)))
     if not shuffle_classes:
         return data
     assert data.truth is not None
@@ -242,10 +265,13 @@ def published_one_class(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> FederatedData:
-    """CLoVE's unsupervised studies: a group per class; images are to be reconstructed."""
+    """CLoVE's unsupervised studies: one group per class; the task is to reconstruct the images.
+
+    The options are those of `published_label_skew`.
+    """
     pool = ten_classes(source, data_dir)
-    groups = owned(pool, [(c,) for c in range(10)])
-    data = dealt(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
+    groups = take_classes(pool, [(c,) for c in range(10)])
+    data = assign_rows(pool, groups, clients_per_group, n, fold(seed_key(seed), "clients"))
     size = pool.x[0].numel()
     nothing = torch.zeros(len(pool.y))
     return replace(data, y=nothing, task="reconstruction", n_outputs=size, classes=None)
@@ -264,12 +290,14 @@ def published_reviews(
     source: str = "amazon",
     data_dir: str | None = None,
 ) -> FederatedData:
-    """CLoVE's Amazon study: a group per kind of goods, a tenth of its reviews for testing.
+    """CLoVE's Amazon study: one group per product category; a tenth of the reviews is for testing.
+
+    The options not listed are those of `published_label_skew`.
 
     Parameters
     ----------
     whole
-        All reviews there are, instead of the numbers the paper states.
+        Use all reviews instead of the numbers stated in the paper.
     """
     pool = sources.load(source, data_dir)
     assert pool.owner is not None
@@ -283,7 +311,7 @@ def published_reviews(
         groups["test"].append(own[:tested])
         groups["train"].append(own[tested:])
     clients = fold(seed_key(seed), "clients")
-    return only_used(dealt(pool, groups, clients_per_group, n, clients, as_float))
+    return keep_used(assign_rows(pool, groups, clients_per_group, n, clients, as_float))
 
 
 @problem
@@ -298,14 +326,14 @@ def published_news(
 ) -> FederatedData:
     """CLoVE's AG News study: six groups, one for each pair of the four classes.
 
-    Test rows of a class are divided in the "same" shares as training rows, or in their "own".
+    The options are those of `published_label_skew`.
     """
     pool = sources.load(source, data_dir)
     pairs = list(itertools.combinations(range(len(pool.classes)), 2))
     key = fold(seed_key(partition_seed), "news")
-    groups = skewed(pool, pairs, {"train": 300, "test": 300}, key, test_shares)
+    groups = divide_classes(pool, pairs, {"train": 300, "test": 300}, key, test_shares)
     clients = fold(seed_key(seed), "clients")
-    return only_used(dealt(pool, groups, clients_per_group, n, clients, as_tokens))
+    return keep_used(assign_rows(pool, groups, clients_per_group, n, clients, as_tokens))
 
 
 @problem
@@ -318,18 +346,25 @@ def published_writers(
     source: str = "femnist",
     data_dir: str | None = None,
 ) -> FederatedData:
-    """FEMNIST: a client per writer with all its characters, a tenth of them for testing.
+    """FEMNIST: one client per writer, with all its characters; a tenth of them is for testing.
 
     Parameters
     ----------
     n_clients
-        Writers that are drawn; all that are left if None.
+        Number of writers to draw; None for all that remain.
     share
-        Draw this share of the writers first.
+        Share of the writers to draw first.
     most_data
-        Draw from the tenth of them that wrote most (from `n_clients` at least), as CLoVE does.
+        Draw from the tenth of the writers with the most data (at least `n_clients` writers), as
+        CLoVE does.
     least
-        Leave out writers of fewer characters; IFCA's study asks for 100.
+        Smallest number of characters of a writer; IFCA's study asks for 100.
+    seed
+        Seed of the draws.
+    source
+        Name of the data set.
+    data_dir
+        Folder of the data sets; None for the usual folders.
     """
     pool = sources.load(source, data_dir)
     assert pool.owner is not None
@@ -340,8 +375,8 @@ def published_writers(
     wanted = len(drawn) if n_clients is None else n_clients
     if wanted > len(drawn):
         raise DataError(
-            f"published_writers: {wanted} writers were asked for, {len(drawn)} are there with "
-            f"{least} characters or more."
+            f"published_writers: n_clients must be at most {len(drawn)}, the number of writers "
+            f"with at least {least} characters. Got {wanted}."
         )
     if most_data:
         order = count[drawn].argsort(descending=True, stable=True)
@@ -360,6 +395,6 @@ def published_writers(
         n_outputs=len(pool.classes),
         transform=unit_scale,
         classes=pool.classes,
-        notes=(*pool.notes, "True groups are not known."),
+        notes=(*pool.notes, "The true groups are not known."),
     )
-    return only_used(data)
+    return keep_used(data)

@@ -1,4 +1,4 @@
-"""Public data sets, read from the files their authors published."""
+"""Public data sets, read from the files that their authors published."""
 
 import functools
 from pathlib import Path
@@ -31,14 +31,14 @@ SOURCES: dict[str, Source] = {
 
 
 def source(name: str) -> Source:
-    """A data set by name."""
+    """Find a data set by name."""
     if name not in SOURCES:
         raise ConfigError(unknown("data set", name, SOURCES))
     return SOURCES[name]
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Pool:
-    """A data set in memory; the last one read is kept."""
+    """Load a data set into memory; the last one is cached."""
     found = source(name).find(data_dir)
     return source(name).load(data_dir) if found is None else _load(name, found[0])
 

@@ -32,10 +32,12 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def _records(parts: list[bytes], where: Path) -> Pool:
-    """Six batches of records, the last for testing."""
+    """Convert six batches of records; the last one is the test batch."""
     raw = b"".join(parts)
     if len(raw) % 3073:
-        raise DataError(f"{where} is damaged: its length is no multiple of a record. Get it again.")
+        raise DataError(
+            f"{where} is damaged: its length is not a multiple of a record. Get it again."
+        )
     table = torch.from_numpy(np.frombuffer(raw, np.uint8).reshape(-1, 3073).copy())
     n_train = sum(len(part) for part in parts[:-1]) // 3073
     return Pool(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].clone(), n_train, CLASSES)
@@ -58,12 +60,12 @@ def _binary(folder: Path) -> Pool:
 
 
 def _strips(folder: Path) -> Pool:
-    """Zips of WebP strips, each 32 wide and 500 images tall, in the published order."""
+    """Read zip files of WebP strips, 500 images of 32 x 32 each, in the published order."""
     try:
         from PIL import Image
     except ImportError as error:
         raise ConfigError(
-            "CIFAR-10: strips of images need Pillow, which is not installed. "
+            "CIFAR-10: reading strips of images needs Pillow, which is not installed. "
             "Install it with: pip install 'coterie[images]'"
         ) from error
     images = []
@@ -76,7 +78,7 @@ def _strips(folder: Path) -> Pool:
     train = read_idx(folder, "cifar-10/train-labels-idx1-ubyte.gz")
     test = read_idx(folder, "cifar-10/test-labels-idx1-ubyte.gz")
     if len(x) != len(train) + len(test):
-        raise DataError(f"{folder / 'cifar-10'}: images and labels do not belong together.")
+        raise DataError(f"{folder / 'cifar-10'}: images and labels do not match. Get them again.")
     return Pool(x, torch.cat([train, test]), len(train), CLASSES)
 
 

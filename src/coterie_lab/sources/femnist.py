@@ -1,7 +1,7 @@
 """FEMNIST: handwritten characters by writer, as LEAF's JSON or as IDX files with a list of writers.
 
-Caldas et al.: LEAF, a benchmark for federated settings, 2018, arXiv:1812.01097. Black ink on white;
-LEAF's grouping step puts the first image of almost every writer in twice, and it is kept.
+Caldas et al.: LEAF, a benchmark for federated settings, 2018, arXiv:1812.01097. Black ink on white.
+LEAF's grouping step stores the first image of almost every writer twice; both copies are kept.
 """
 
 import csv
@@ -33,12 +33,14 @@ def _idx(folder: Path) -> Pool:
     rows = list(csv.DictReader(io.StringIO(text)))
     counts = [int(row["num_samples"]) for row in rows]
     if sum(counts) != len(y) or len(x) != len(y):
-        raise DataError(f"{folder / 'femnist'}: images, labels and writers do not fit together.")
+        raise DataError(
+            f"{folder / 'femnist'}: images, labels and writers do not match. Get them again."
+        )
     return _pool(x[:, None], y, [row["writer"] for row in rows], counts)
 
 
 def _json(folder: Path) -> Pool:
-    """LEAF's own files: pixels as floats in [0, 1], which are bytes divided by 255."""
+    """Read LEAF's files: pixels are floats in [0, 1], that is, bytes divided by 255."""
     xs, ys, writers, counts = [], [], [], []
     below = folder / "femnist"
     names = {path.name.removesuffix(".gz") for path in below.glob("all_data_*.json*")}
@@ -53,7 +55,9 @@ def _json(folder: Path) -> Pool:
                 writers.append(user)
                 counts.append(len(ys[-1]))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{below / name} is no file of LEAF's ({error}).") from error
+            raise DataError(
+                f"{below / name} must be a file written by LEAF ({error}). Get it again."
+            ) from error
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
     return _pool(x[:, None], y, writers, counts)
 
@@ -72,16 +76,16 @@ FEMNIST = Source(
                 File("femnist/femnist-writers.csv", "e380fc59cb189f4633bc61e7d99b19dd"),
             ),
             _idx,
-            f"FEMNIST: 720 of {WRITERS:,} writers are here.",
+            f"FEMNIST: only 720 of {WRITERS:,} writers were found.",
         ),
         Layout(
             (File("femnist/all_data_0.json.gz"),),
             _json,
-            f"FEMNIST: not all of LEAF's {_JSON} files are here.",
+            f"FEMNIST: some of LEAF's {_JSON} files were not found.",
         ),
     ),
     by_hand=(
-        "LEAF makes them from NIST's images: run its preprocessing for femnist and copy "
+        "LEAF creates them from NIST's images: run its preprocessing for femnist and copy "
         "data/all_data/*.json to femnist/ in the data folder"
     ),
 )

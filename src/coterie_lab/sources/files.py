@@ -1,6 +1,6 @@
-"""Public data sets as files: where they lie, where they come from, whether they are whole.
+"""The files of public data sets: where they are, where they come from, whether they are complete.
 
-A data set is looked for in the folder that is named, in `COTERIE_DATA`, then in the user's cache.
+A data set is searched in the given folder; without one, in `COTERIE_DATA` and in the user's cache.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.core.errors import DataError
 
 VARIABLE = "COTERIE_DATA"
-WITHOUT = "coterie run quickstart"  # works without any file
+WITHOUT = "coterie run quickstart"  # works without data files
 _BLOCK = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Pool(NamedTuple):
     n_train: int
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    owner: Tensor | None = None  # [rows]  who a row comes from, where that is known
+    owner: Tensor | None = None  # [rows]  the owner of each row, if known
     owners: tuple[str, ...] = ()
 
     def rows(self, split: str) -> Tensor:
@@ -45,15 +45,15 @@ class File:
     Parameters
     ----------
     path
-        Where it lies below the data folder. A name that ends in .gz may also lie there unpacked.
+        Path below the data folder. A file whose name ends in .gz may also be there unpacked.
     md5
-        Checksum of the file as published; None if none was.
+        Checksum of the published file; None if there is none.
     url
-        Public address; None if it is to be had by hand only.
+        Public address; None if the file must be obtained by hand.
     inner
         Checksum of the unpacked content.
     member
-        Name inside the archive at `url`, if that is one.
+        Name of the file inside the archive at `url`, if the address is an archive.
     """
 
     path: str
@@ -62,8 +62,8 @@ class File:
     inner: str | None = None
     member: str | None = None
 
-    def found(self, folder: Path) -> Path | None:
-        """The file in a data folder, packed or not; None if it is not there."""
+    def locate(self, folder: Path) -> Path | None:
+        """Find the file in a data folder, packed or unpacked; None if it is missing."""
         for name in (self.path, self.path.removesuffix(".gz")):
             if (folder / name).is_file():
                 return folder / name
@@ -72,34 +72,34 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """A set of files that is the whole data set, or a part of it that is said to be one."""
+    """A set of files that holds a whole data set or part of it."""
 
     files: tuple[File, ...]
     read: Callable[[Path], Pool]
-    note: str | None = None  # what is missing, if it is a part
+    note: str | None = None  # what is missing, if the files hold only part of the data set
 
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set: the forms it comes in, best first."""
+    """A public data set and the layouts of its files, in order of preference."""
 
     name: str
     title: str
     home: str
     licence: str
     layouts: tuple[Layout, ...]
-    by_hand: str | None = None  # what to do where nothing can be downloaded
+    by_hand: str | None = None  # how to get the files if they cannot be downloaded
 
     def find(self, data_dir: str | Path | None = None) -> tuple[Path, Layout] | None:
-        """The folder that has the data set and the form it is in; None if there is none."""
+        """Find the folder and the layout of the data set; None if it is missing."""
         for folder in folders(data_dir):
             for layout in self.layouts:
-                if all(file.found(folder) for file in layout.files):
+                if all(file.locate(folder) for file in layout.files):
                     return folder, layout
         return None
 
     def load(self, data_dir: str | Path | None = None) -> Pool:
-        """Read the data set, or say which files are wanted, where, and what works without."""
+        """Read the data set; the error for missing files says which are needed and where."""
         found = self.find(data_dir)
         if found is None:
             raise DataError(self.missing(data_dir))
@@ -108,19 +108,19 @@ class Source:
         return pool._replace(notes=(*pool.notes, *([layout.note] if layout.note else [])))
 
     def missing(self, data_dir: str | Path | None = None) -> str:
-        """What to do when the files are not there."""
+        """The message for missing files."""
         places = " or ".join(str(folder) for folder in folders(data_dir))
         names = ", ".join(file.path for file in self.layouts[0].files)
         some = any(file.url for layout in self.layouts for file in layout.files)
         how = f"Get them with `coterie data get {self.name}`" if some else str(self.by_hand)
         return (
-            f"{self.title} is not here. Wanted in {places}: {names}. {how}, or put them there by "
-            f"hand ({self.home}). Without any data: {WITHOUT}"
+            f"{self.title} was not found. These files must be in {places}: {names}. {how}, or copy "
+            f"them there yourself ({self.home}). To try Coterie without data files: {WITHOUT}"
         )
 
 
 def folders(data_dir: str | Path | None = None) -> list[Path]:
-    """Where data sets are looked for."""
+    """The folders in which data sets are searched."""
     if data_dir is not None:
         return [Path(data_dir)]
     named = os.environ.get(VARIABLE)
@@ -128,30 +128,30 @@ def folders(data_dir: str | Path | None = None) -> list[Path]:
 
 
 def cache() -> Path:
-    """The user's own folder for data sets."""
+    """The user's cache folder for data sets."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "coterie" / "data"
 
 
-def opened(folder: Path, path: str) -> IO[bytes]:
-    """A file of a data folder, unpacked on the way if need be."""
-    found = File(path).found(folder)
+def open_file(folder: Path, path: str) -> IO[bytes]:
+    """Open a file of a data folder; a packed file is unpacked while reading."""
+    found = File(path).locate(folder)
     if found is None:
-        raise DataError(f"{folder / path} is missing.")
+        raise DataError(f"{folder / path} is missing. Get it again.")
     return cast(IO[bytes], gzip.open(found) if found.suffix == ".gz" else open(found, "rb"))
 
 
 def content(folder: Path, path: str) -> bytes:
-    """The unpacked content of a file; a torn one is named."""
+    """Read the unpacked content of a file; the error for a damaged file names it."""
     try:
-        with opened(folder, path) as file:
+        with open_file(folder, path) as file:
             return file.read()
     except (OSError, EOFError) as error:
         raise DataError(f"{folder / path} is damaged ({error}). Get it again.") from error
 
 
 def md5(path: Path, unpacked: bool = False) -> str:
-    """Checksum of a file or, of a packed one, of what is inside."""
+    """Checksum of a file or, with `unpacked`, of the content of a packed file."""
     digest = hashlib.md5(usedforsecurity=False)
     with gzip.open(path, "rb") if unpacked and path.suffix == ".gz" else open(path, "rb") as file:
         while block := file.read(_BLOCK):
@@ -160,7 +160,7 @@ def md5(path: Path, unpacked: bool = False) -> str:
 
 
 def verdict(file: File, path: Path) -> str:
-    """Whether a file is what was published: "ok", "damaged", or "unknown" without a checksum."""
+    """Compare a file with the published checksum: "ok", "damaged" or "unknown" without one."""
     try:
         if file.md5 is not None and path.name == Path(file.path).name and md5(path) == file.md5:
             return "ok"

@@ -20,22 +20,23 @@ from coterie_lab.sources.files import File, Layout, Pool, Source, content
 
 
 def read_idx(folder: Path, path: str) -> Tensor:
-    """An IDX file of bytes as a tensor."""
+    """Read an IDX file of bytes as a tensor."""
     return parse_idx(content(folder, path), str(folder / path))
 
 
 def parse_idx(raw: bytes, name: str) -> Tensor:
-    """The content of an IDX file of bytes as a tensor."""
+    """Convert the content of an IDX file of bytes to a tensor."""
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
-        raise DataError(f"{name} is no IDX file of bytes. Get it again.")
+        raise DataError(f"{name} is not an IDX file of bytes. Get it again.")
     axes = raw[3]
     head = 4 + 4 * axes
     if len(raw) < head:
-        raise DataError(f"{name} is damaged: it ends in its header. Get it again.")
+        raise DataError(f"{name} is damaged: its header is incomplete. Get it again.")
     shape = struct.unpack(f">{axes}I", raw[4:head])
     if len(raw) - head != int(np.prod(shape)):
         raise DataError(
-            f"{name} is damaged: {len(raw) - head} values for shape {list(shape)}. Get it again."
+            f"{name} is damaged: it has {len(raw) - head} values for shape {list(shape)}. "
+            "Get it again."
         )
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=head).reshape(shape).copy())
 
@@ -60,7 +61,7 @@ def _reader(name: str, classes: tuple[str, ...]) -> Callable[[Path], Pool]:
         x, y, test_x, test_y = (read_idx(folder, f"{name}/{part}.gz") for part in _PARTS)
         for images, labels in ((x, y), (test_x, test_y)):
             if len(images) != len(labels) or int(labels.max()) >= len(classes):
-                raise DataError(f"{folder / name}: images and labels do not belong together.")
+                raise DataError(f"{folder / name}: images and labels do not match. Get them again.")
         return Pool(torch.cat([x, test_x])[:, None], torch.cat([y, test_y]), len(y), classes)
 
     return read
@@ -85,7 +86,7 @@ MNIST = Source(
     "mnist",
     "MNIST",
     "yann.lecun.com/exdb/mnist",
-    "usually given as CC BY-SA 3.0",
+    "usually stated as CC BY-SA 3.0",
     (
         Layout(
             _digits(
@@ -127,11 +128,11 @@ FASHION_MNIST = Source(
 
 
 def _emnist(folder: Path) -> Pool:
-    """The split of all classes: images are stored with rows and columns swapped."""
+    """Read the ByClass split, whose images are stored with rows and columns swapped."""
     parts = []
     for split in ("train", "test"):
         name = f"emnist/emnist-byclass-{split}"
-        if File(f"{name}-images-idx3-ubyte.gz").found(folder) is not None:
+        if File(f"{name}-images-idx3-ubyte.gz").locate(folder) is not None:
             images = read_idx(folder, f"{name}-images-idx3-ubyte.gz")
             parts.append((images, read_idx(folder, f"{name}-labels-idx1-ubyte.gz")))
         else:
@@ -141,7 +142,7 @@ def _emnist(folder: Path) -> Pool:
 
 
 def _emnist_archive(folder: Path) -> Pool:
-    """The archive as published, read without unpacking it."""
+    """Read the published archive without unpacking it."""
     pools = []
     for split in ("train", "test"):
         pair = []
@@ -191,7 +192,7 @@ EMNIST = Source(
         Layout(
             _byclass("test"),
             _emnist,
-            "EMNIST: only the test split is here, 116,323 of 814,255 images.",
+            "EMNIST: only the test split was found, 116,323 of 814,255 images.",
         ),
     ),
 )

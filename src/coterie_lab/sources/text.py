@@ -1,4 +1,4 @@
-"""Text: AG News as tokens, Amazon reviews as counts of words.
+"""Text: AG News as tokens, Amazon reviews as word counts.
 
 Zhang, Zhao, LeCun: Character-level convolutional networks for text classification, NIPS 2015,
 arXiv:1509.01626 (AG News). Blitzer, Dredze, Pereira: Biographies, Bollywood, boom-boxes and
@@ -17,7 +17,7 @@ import torch
 from coterie.core.errors import DataError
 from coterie_lab.sources.files import File, Layout, Pool, Source, content
 
-WORDS, LENGTH = 20_000, 200  # of the code released with CLoVE
+WORDS, LENGTH = 20_000, 200  # as in the released code of CLoVE
 PAD, UNKNOWN = 0, 1
 _WORD = re.compile(r"[a-z0-9']+")
 _NEWS = ("World", "Sports", "Business", "Sci/Tech")
@@ -26,7 +26,7 @@ FEATURES = 5000
 
 
 def tokens(text: str) -> list[str]:
-    """Lower-cased words.
+    """Split a text into lower-case words.
 
     >>> tokens("Oil up, again!")
     ['oil', 'up', 'again']
@@ -40,7 +40,8 @@ def _rows(folder: Path, path: str) -> tuple[list[list[str]], list[int]]:
     for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
             raise DataError(
-                f"{folder / path}: line {number} is no class, title and description. Get it again."
+                f"{folder / path}: line {number} must have a class, a title and a description. "
+                "Get it again."
             )
         words.append(tokens(f"{row[1]} {row[2]}"))
         labels.append(int(row[0]) - 1)
@@ -48,7 +49,7 @@ def _rows(folder: Path, path: str) -> tuple[list[list[str]], list[int]]:
 
 
 def _news(folder: Path, train: str) -> Pool:
-    """The most frequent words of the training rows as numbers, padded or cut to one length."""
+    """Number the most frequent words of the training rows; pad or cut rows to one length."""
     own, labels = _rows(folder, train)
     tested, test_labels = _rows(folder, "ag_news_csv/test.csv.gz")
     counts = Counter(word for words in own for word in words)
@@ -74,8 +75,8 @@ _TEST = File(
 AG_NEWS = Source(
     "ag_news",
     "AG News",
-    "the AG corpus of news, set by Zhang et al.",
-    "research, not commercial",
+    "the AG corpus of news articles, selected by Zhang et al.",
+    "research only, not commercial",
     (
         Layout(
             (
@@ -95,7 +96,7 @@ AG_NEWS = Source(
                 _TEST,
             ),
             lambda folder: _news(folder, "ag_news_csv/train_subset.csv.gz"),
-            "AG News: 38,678 of 120,000 training rows are here.",
+            "AG News: only 38,678 of 120,000 training rows were found.",
         ),
     ),
 )
@@ -109,7 +110,7 @@ def _reviews(counts: np.ndarray, y: np.ndarray, domain: np.ndarray) -> Pool:
 
 
 def _npz(folder: Path) -> Pool:
-    """Sparse counts of all domains: feature, review, value; `offset` says where a domain begins."""
+    """Read sparse counts of all domains; `offset` is the first review of each domain."""
     path = folder / "amazon/amazon.npz"
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -125,7 +126,7 @@ def _npz(folder: Path) -> Pool:
 
 
 def _svmlight(folder: Path) -> Pool:
-    """A file per domain and part: label, then feature:count from 0."""
+    """Read one file per domain and split: a label, then feature:count, counted from 0."""
     rows: list[np.ndarray] = []
     labels: list[float] = []
     domain: list[int] = []
@@ -160,7 +161,7 @@ _SUMS = {
 }
 AMAZON = Source(
     "amazon",
-    "Amazon reviews of four kinds of goods",
+    "Amazon reviews of four product categories",
     "github.com/GRAAL-Research/domain_adversarial_neural_network",
     "none stated",
     (

@@ -1,6 +1,6 @@
-"""Tables of the UCI repository that FedGEM is tried on: Abalone, Waveform, Anuran calls.
+"""Tables of the UCI repository that FedGEM uses: Abalone, Waveform, Anuran calls.
 
-All rows are training rows; whoever uses them splits them. archive.ics.uci.edu, CC BY 4.0.
+All rows are training rows; a partition splits them. archive.ics.uci.edu, CC BY 4.0.
 """
 
 import csv
@@ -13,14 +13,16 @@ import torch
 from coterie.core.errors import DataError
 from coterie_lab.sources.files import File, Layout, Pool, Source, content
 
-RINGS = (6, 7, 8, 9, 10, 11, 13)  # upper ends of FedGEM's classes; the last is open
+RINGS = (6, 7, 8, 9, 10, 11, 13)  # upper ends of FedGEM's classes; the last class has no upper end
 
 
 def _table(folder: Path, path: str) -> list[list[str]]:
     rows = [row for row in csv.reader(io.StringIO(content(folder, path).decode())) if row]
     widths = {len(row) for row in rows}
     if len(widths) != 1:
-        raise DataError(f"{folder / path}: every line must have as many values. Get it again.")
+        raise DataError(
+            f"{folder / path}: all lines must have the same number of values. Get it again."
+        )
     return rows
 
 
@@ -33,7 +35,7 @@ def _pool(folder: Path, path: str, x: list[list[str]], y: list[int], classes: li
 
 
 def _abalone(folder: Path) -> Pool:
-    """Seven measurements; the number of rings in eight classes."""
+    """Read seven measurements; the number of rings, in eight classes, is the label."""
     rows = _table(folder, "uci/abalone.data.gz")
     y = [sum(int(row[-1]) > end for end in RINGS) for row in rows]
     names = ["to 6", "7", "8", "9", "10", "11", "12-13", "14 and more"]
@@ -41,14 +43,14 @@ def _abalone(folder: Path) -> Pool:
 
 
 def _waveform(folder: Path) -> Pool:
-    """Twenty-one numbers; three classes of waves."""
+    """Read 21 numbers; the label is one of three classes of waves."""
     rows = _table(folder, "uci/waveform.data.gz")
     y = [int(row[-1]) for row in rows]
     return _pool(folder, "uci/waveform.data.gz", [row[:-1] for row in rows], y, ["0", "1", "2"])
 
 
 def _anuran(folder: Path, column: int) -> Pool:
-    """Coefficients 2 to 22 of frog calls (the first is constant); species or genus."""
+    """Read coefficients 2 to 22 of frog calls (the first is constant); species or genus."""
     rows = _table(folder, "uci/Frogs_MFCCs.csv.gz")[1:]
     names = sorted({row[column] for row in rows})
     y = [names.index(row[column]) for row in rows]
@@ -62,7 +64,7 @@ def _source(name: str, title: str, number: int, file: File, read: object) -> Sou
         f"archive.ics.uci.edu/dataset/{number}",
         "CC BY 4.0",
         (Layout((file,), read),),  # type: ignore[arg-type]
-        by_hand="Download the archive from the address below and unpack it to uci/",
+        by_hand="Download the archive from the address below and unpack it into uci/",
     )
 
 

@@ -1,20 +1,21 @@
-"""What the survey says before any training: kind and number of groups, one included.
+"""What the survey finds before training: the kind and the number of groups.
 
     python -m coterie_lab.studies.survey_study --seeds 10 --json survey.json
     python -m coterie_lab.studies.survey_study --only mnist/rot4/500,amazon --json survey.json
 
-The first takes two hours of one core, most of it for the networks on images; it may be stopped.
+The first command takes two hours on one core, mostly for the networks on images. It can be stopped
+and started again: every result is written to the JSON file at once and is not repeated.
 
-MNIST and Fashion-MNIST are cut into clients of 500, of 100 or of 50 to 500 images; class counts are
-multinomial and no image is used twice until a class is exhausted. Groups: none (iid), images turned
-(rot2, rot4), labels swapped (concept2, concept4), label shares (ls1, ls3, ls4 of the CLoVE paper),
-turned with each client's own label shares (rot4-shares), own label shares alone (shares). The other
-sets are those where it may fail: CIFAR-10, FEMNIST (a client per writer), AG News, Amazon reviews,
-reconstruction and regression. `newcomers` places fresh clients by the same survey and shows foreign
-ones; `ifca` begins another method with it.
+MNIST and Fashion-MNIST are divided among clients with 500, 100, or 50 to 500 images. Class counts
+are multinomial, and no image is used twice until a class is exhausted. The groups are: none (iid),
+rotated images (rot2, rot4), swapped labels (concept2, concept4), label frequencies (ls1, ls3, ls4
+of the CLoVE paper), rotated images with different label frequencies for each client (rot4-shares),
+and only different label frequencies for each client (shares). The other data sets are those on
+which the survey may fail: CIFAR-10, FEMNIST (one client per writer), AG News, Amazon reviews,
+reconstruction and regression. `newcomers` places new clients by the same survey, and clients that
+belong to no group; `ifca` uses the survey to start another method.
 
-Seeds are numbered from 21, none of which the thresholds were chosen on. Every result is written to
-the JSON file as it comes; what stands there is not run again.
+Seeds start at 21. The thresholds were not chosen on any of these seeds.
 """
 
 import json
@@ -37,7 +38,7 @@ from coterie.data import FederatedData, from_arrays, make
 from coterie.engines.simulation import Simulation
 from coterie.models import make as make_net
 from coterie_lab import sources
-from coterie_lab.partitions.pools import swapped
+from coterie_lab.partitions.pools import swap_labels
 from coterie_lab.partitions.published import CONCEPT_SWAPS, LABEL_SKEW_3
 from coterie_lab.studies.common import options, run, table
 
@@ -122,7 +123,7 @@ def images(name: str, case: str, size: str, seed: int) -> FederatedData:
             x = torch.rot90(x, group * (2 if n_groups == 2 else 1), (2, 3))
         if case.startswith("concept"):
             swaps = ((), ((1, 4), (6, 9)))[group] if n_groups == 2 else CONCEPT_SWAPS[group]
-            label = swapped(swaps, 10)[label]
+            label = swap_labels(swaps, 10)[label]
         xs.append(x)
         ys.append(label)
         truth.append(group)
