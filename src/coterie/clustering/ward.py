@@ -8,9 +8,9 @@ from scipy.spatial import cKDTree
 
 from coterie.clustering.arrays import TREE_DIMENSIONS, Array, Labels
 
-DENSE = 600  # up to so many components, all pairs are candidates
-NEIGHBOURS = 16  # above, each component's nearest ones
-TOLERANCE = 0.05  # share of a group's clients of whose components it may hold two
+DENSE = 600  # up to this number of components, all pairs are candidates
+NEIGHBOURS = 16  # above, the nearest ones of each component
+TOLERANCE = 0.05  # share of its clients of which a group may hold two components
 
 
 class Path(NamedTuple):
@@ -21,7 +21,7 @@ class Path(NamedTuple):
 
 
 def holder_bits(clients: Labels) -> list[int]:
-    """The one client that has a component, as a bit of a number."""
+    """The client of each component, as one bit of a number."""
     return [1 << int(client) for client in clients]
 
 
@@ -53,7 +53,7 @@ def _dense_path(
     np.fill_diagonal(cost, np.inf)
     if tolerance < 1:
         same = np.unique(np.array(holders, dtype=object), return_inverse=True)[1]
-        cost[same[:, None] == same] = np.inf  # not needed, but spares looking at most pairs
+        cost[same[:, None] == same] = np.inf  # not needed, but avoids looking at most pairs
     nearest = cost.argmin(1)
     least = cost[np.arange(count), nearest]
     alive = np.ones(count, dtype=bool)
@@ -140,12 +140,12 @@ def _sparse_path(
                     weight = n[a] * n[c] / (n[a] + n[c])
                     heapq.heappush(heap, (weight * squared, low, high, version[low], version[high]))
         if len(joins) == before:
-            break  # not even among all that are left is a pair allowed
+            break  # no pair is allowed any more
     return Path(joins, np.array(costs))
 
 
 def neighbourhoods(points: Array, names: list[int], neighbours: int) -> dict[int, set[int]]:
-    """Each group's nearest ones, both ways; all others when there are few."""
+    """The nearest groups of each group, in both directions; all others when there are few."""
     count = len(points)
     links: dict[int, set[int]] = {name: set() for name in names}
     if count <= DENSE:
@@ -170,7 +170,7 @@ def neighbourhoods(points: Array, names: list[int], neighbours: int) -> dict[int
 
 
 def cut(path: Path, count: int, merges: int) -> Labels:
-    """Labels after the first so many merges, numbered by smallest member."""
+    """Labels after this number of merges, numbered by smallest member."""
     parent = np.arange(count)
     for a, b in path.joins[:merges]:
         parent[b] = a
