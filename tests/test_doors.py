@@ -16,6 +16,7 @@ from coterie.running.request import LOCAL, Request, change, resolve
 
 METHODS = [name for name, cls in REGISTRY.items() if cls.__module__.startswith("coterie.")]
 OPTIONS = {
+    "fedgem": {"n_components": 2},
     "kfed": {"n_clusters": 2, "n_components": 2},
     "federated_kmeans": {"n_clusters": 2},
     "federated_cmeans": {"n_clusters": 2},
