@@ -35,6 +35,7 @@ WHEN = {
     "ditto": "if each client wants a model of its own that gains from a common one.",
     "per_fedavg": "if clients can take a gradient step on their own data before they predict.",
     "fedproto": "if messages must be small, or clients must not send weights.",
+    "fedala": "if clients share most features and differ in the last layers.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "clove": "if groups are expected; the number may be unknown (max_groups).",

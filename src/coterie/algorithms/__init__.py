@@ -3,6 +3,7 @@
 from coterie.algorithms.blend import Blend
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.ditto import Ditto
+from coterie.algorithms.fedala import FedALA
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
@@ -23,6 +24,7 @@ __all__ = [
     "Blend",
     "CLoVE",
     "Ditto",
+    "FedALA",
     "FedAvg",
     "FedGEM",
     "FedGMI",

@@ -123,7 +123,7 @@ class FedProto(Algorithm):
         """Minus the squared distances to the prototypes, or the outputs of the head."""
         features, output = self.model.features_and_output(personal["params"], x)
         if self.prediction == "head":
-            return output  # type: ignore[no-any-return]
+            return output
         prototypes, known = personal["prototypes"], personal["known"]
         near = -(features[:, None] - prototypes).square().sum(2)  # [n, c]
         near = torch.where(known, near, near.min(1, keepdim=True).values - 10)  # below all others
