@@ -267,7 +267,7 @@ def test_disjoint_supports_give_counts():
 
 
 def gaussians(apart, n, seed, m=50):
-    """Clients of two normal components as exact densities: scores, shares that came out."""
+    """Clients of two normal components as exact densities: their scores and true shares."""
     key = fold(seed_key(seed), "gaussians", n)
     wanted = (torch.arange(m) + 0.5) / m
     first = torch.arange(n) < (wanted * n).round()[:, None]  # [m, n]

@@ -11,7 +11,7 @@ probabilistic mixture inference, 2026, arXiv 2605.08760; Algorithm 1 (rounds), A
 (Stable-Initialize), eq. 5 to 11.
 Departures: with one component, for which Algorithm 2 has no farthest pair, the autoencoder nearest
 to all others is taken. A client whose part of a component is empty has no weight in its mean, and a
-component that nobody trains stays as it is, where eq. 11 would divide by zero.
+component that no client trains stays as it is, where eq. 11 would divide by zero.
 Notes: where the paper leaves something open, it is read like this.
 
 - Scores (eq. 5 to 7) are sums over pixels and latents in nats, at the posterior mean, of x alone.

@@ -37,21 +37,21 @@ def shown(folder: RunFolder) -> str:
 
 
 def mixture_card(mixture: dict[str, Any]) -> str:
-    """Components inside clients: why so many, which estimate, how far from the truth if known."""
+    """Components inside clients: why this number, and how far the shares are from the truth."""
     lines = []
     if "eigenvalues" in mixture:
         k = mixture["n_components"]
         found = ", ".join(f"{value:.3g}" for value in mixture["eigenvalues"][: k + 1])
         chance = mixture["thresholds"][0] if mixture["thresholds"] else 0.0
         lines.append(
-            f"Components: {k}. Clients differ in directions of strength {found} (by chance alone "
-            f"up to {chance:.3g})."
+            f"Components: {k}. Clients differ in directions of strength {found}; chance alone "
+            f"reaches {chance:.3g}."
         )
     elif "n_components" in mixture:
         lines.append(f"Components: {mixture['n_components']}.")
     apart = mixture.get("tail_against_anchor")
     if apart is not None:
-        sure = "they agree" if apart <= 0.05 else "shares are bracketed, not known: quote both"
+        sure = "they agree" if apart <= 0.05 else "the true shares lie between them, so quote both"
         lines.append(
             f"  shares by score tails and by the purest clients differ by {apart:.3f}: {sure}"
         )
@@ -65,7 +65,7 @@ def mixture_card(mixture: dict[str, Any]) -> str:
 
 
 def draw(folder: RunFolder, out: str | Path) -> Path:
-    """The clients' shares of components if there are any, else why there are so many groups."""
+    """The clients' shares of components if there are any, else why there are this many groups."""
     row = json.loads(folder.final_files()["clients.json"])["clients"][0]
     if any(name.startswith("share ") for name in row):
         return draw_shares(folder, out)

@@ -234,7 +234,7 @@ class Blend(Algorithm):
         if self.n_components is not None and seen.counted < k:
             warnings.warn(
                 f"Blend: n_components is {k}, but clients differ in {seen.counted - 1} directions, "
-                f"which speaks for {seen.counted}. Leave n_components out to use what is found.",
+                f"which suggests {seen.counted}. Leave n_components out to use what is found.",
                 stacklevel=3,
             )
 
@@ -390,7 +390,7 @@ class Blend(Algorithm):
         """Shares of clients not divided yet, and how well each fits."""
         unsure = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         fits = torch.ones(len(ids), dtype=torch.bool)
-        if int(state.stage) < ROUNDS or not len(ids):  # one model for all as yet
+        if int(state.stage) < ROUNDS or not len(ids):  # so far there is one model for all
             new = torch.where(state.assignment[ids] < 0, 0, state.assignment[ids])
             state = state._replace(assignment=put(state.assignment, ids, new))
             return state, Evidence(torch.zeros(len(ids), dtype=torch.int64), unsure, unsure, fits)
@@ -500,7 +500,7 @@ class Blend(Algorithm):
     # use
 
     def deploy(self, state: State, ids: Ids) -> Any:
-        if int(state.stage) < ROUNDS:  # one model for all as yet
+        if int(state.stage) < ROUNDS:  # so far there is one model for all
             one = tree_map(lambda leaf: leaf[None], state.common)
             zero = torch.zeros(1, dtype=torch.float64)
             bank = {"vaes": one["vae"], "experts": one["expert"]}

@@ -196,7 +196,7 @@ def project_to_simplex(values: Tensor) -> Tensor:
 class Simplex(NamedTuple):
     """What clients' means tell of the components. All float64 but the masks and places."""
 
-    counted: int  # components the eigenvalues speak for
+    counted: int  # number of components that the eigenvalues suggest
     strange: Tensor  # [m]  clients that are a direction of their own; left out
     anchors: Tensor  # [k]  places of the purest clients
     shares: Tensor  # [m, k]  first shares

@@ -45,7 +45,7 @@ class Found(NamedTuple):
     """What the moments show."""
 
     simplex: simplex.Simplex
-    counted: int  # components that the moments speak for
+    counted: int  # number of components that the moments suggest
     few: bool  # whether labels differ, and classes are too small to look inside
 
 
