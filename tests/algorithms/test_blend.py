@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.algorithms.blend.blend import ANCHORS, DONE, ROUNDS, STAGES, WARM, Blend
+from coterie.algorithms.blend import ANCHORS, DONE, ROUNDS, STAGES, WARM, Blend
 from coterie.checks import tiny
 from coterie.core import LocalSGD, Model
 from coterie.core.errors import ConfigError

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from coterie import LocalSGD, Model
 from coterie.algorithms import Blend, FedGMI
-from coterie.algorithms.blend.blend import DONE
+from coterie.algorithms.blend import DONE
 from coterie.algorithms.common_vae import latent_size, score
 from coterie.core.client import Batch
 from coterie.core.random import normal, seed_key

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coterie.algorithms.blend.blend import ROUNDS
+from coterie.algorithms.blend import ROUNDS
 from coterie.core.aggregate import Mean
 from coterie.engines import Simulation
 from coterie_lab.studies.common import options, table, write
