@@ -250,7 +250,7 @@ def test_spectral_norm_trains_one_by_one_after_one_warning():
         stacked = rounds(method, Simulation(UNEQUAL), 3)
     ours = [str(w.message) for w in caught if "stacked" in str(w.message)]
     assert len(ours) == 1
-    assert ours[0].startswith("Sequential cannot be stacked, so its clients train one after the")
+    assert ours[0].startswith("Sequential cannot be stacked, so its clients train one at a time")
     loop = rounds(method, Simulation(UNEQUAL, stack=False), 3)
     assert furthest(stacked, loop) < 1e-12
 

@@ -44,7 +44,7 @@ def test_an_error_in_a_worker_names_its_client():
 def test_a_worker_that_dies_is_an_error_and_not_a_wait():
     import os
 
-    with pytest.raises(TaskError, match="stopped without a word"):
+    with pytest.raises(TaskError, match="stopped unexpectedly"):
         list(in_workers(lambda place: os._exit(3), [0, 1], 2))
 
 

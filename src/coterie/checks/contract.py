@@ -1,4 +1,4 @@
-"""What every method must do, whoever wrote it. A check is called with a maker and an engine."""
+"""What every method must do. A check is called with a maker and an engine."""
 
 import random
 import tempfile
@@ -71,7 +71,7 @@ STACKABLE = (
 
 @_check
 def engines_agree(make: Make, engine: str) -> None:
-    """Every engine comes to the same state and memory, with ragged clients half of whom work."""
+    """All engines come to the same state and memory, with unequal clients, half of them asked."""
     _agree_on(make, tiny(), engine)
 
 
@@ -114,7 +114,7 @@ def resume_is_exact(make: Make, engine: str) -> None:
         # In between, so that what a method hides outside its state is no longer there.
         _run(make, problem, engine, 5, whole)
         resume(make(problem), problem.data, _settings(engine, 5), stopped)
-        ours, theirs = _kept(whole), _kept(stopped)
+        ours, theirs = _read_results(whole), _read_results(stopped)
     odd = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
     if odd:
         raise Broken(
@@ -135,7 +135,7 @@ def _run(make: Make, problem: Problem, engine: str, rounds: int, out: Path) -> R
     return run(make(problem), problem.data, _settings(engine, rounds), out)
 
 
-def _kept(out: Path) -> dict[str, bytes]:
+def _read_results(out: Path) -> dict[str, bytes]:
     """The files of a run that must not depend on where it stopped."""
     files = [*(out / "final").iterdir(), out / "rounds.jsonl", out / "summary.json"]
     return {path.name: path.read_bytes() for path in files}
@@ -167,7 +167,7 @@ def lost_replies_do_no_harm(make: Make, engine: str) -> None:
             f"A run must go on when replies are lost. {5 - accepted} of 5 rounds were abandoned. "
             "Ask with a smaller at_least."
         )
-    advice = "Average over those who answered, not over those who were asked."
+    advice = "Average over the clients that answered, not over those that were asked."
     _finite(first, state, "when replies are lost", advice)
     idle = _idle(make, engine, faults=fed.faults)
     _same(*idle, ROUNDING, "Lost replies alone must not move a model", advice)
@@ -178,7 +178,7 @@ def _finite(first: Any, state: Any, when: str, advice: str) -> None:
     if where:
         raise Broken(
             f"The state must stay finite {when}. '{where}' has nan or infinite numbers. Average "
-            f"with Mean(..., around=...), which keeps the rows nobody trained. {advice}"
+            f"with Mean(..., around=...), which keeps the rows that no client trained. {advice}"
         )
 
 
@@ -207,7 +207,7 @@ def abandoned_rounds_leave_no_trace(make: Make, engine: str) -> None:
         later = traces(fed, advance(algorithm, fed, state, 3)[0])
         _same(expected, later, EXACTLY, f"{owner} in the next one", advice)
     if not abandoned:
-        raise DoesNotApply("no round is abandoned, whoever stays silent.")
+        raise DoesNotApply("no round is abandoned, whichever client is silent.")
 
 
 @_check
@@ -463,7 +463,7 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
     """Clients' own models reach the accuracy the method states (`bar`) on their test data."""
     problem, best = tiny(n=40, epochs=2), 0.0
     algorithm = make(problem)
-    for seed in range(3):  # first models can be unlucky, as IFCA's authors say of theirs
+    for seed in range(3):  # initial models can be unlucky, as IFCA's authors say of theirs
         fed = Watched(problem.data, engine, seed)
         *_, state = states(algorithm, fed, 8)
         scores = evaluate(algorithm, fed, state, problem.data.task)
@@ -474,5 +474,5 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
             return
     raise Broken(
         f"The tiny problem must be learnt to an accuracy of {algorithm.bar:.2f}. The best of three "
-        f"seeds came to {best:.2f}. Mend the method, or state the `bar` it can reach and why."
+        f"seeds reached {best:.2f}. Correct the method, or state the `bar` it can reach and why."
     )

@@ -1,4 +1,4 @@
-"""Run the contract and say what came out."""
+"""Run the contract and report the results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace

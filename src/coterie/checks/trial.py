@@ -45,7 +45,7 @@ class Watched(Simulation):
         options = {"kernel": kernel or "auto", **options}
         super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)
         self.log: list[Exchange] = []
-        self.silent: int | None = None  # number of an exchange that nobody answers
+        self.silent: int | None = None  # number of an exchange that no client answers
         self.poisoned: int | None = None  # client whose replies are not numbers
         self._number = 0
         self._last: dict[str, int] = {}

@@ -20,8 +20,8 @@ class Mean:
     leaf
         Name in the reply of what is averaged.
     around
-        The models as they were: a tree, or a bank where there are groups. A group nobody trained
-        keeps its row, bit for bit.
+        The models as they were: a tree, or a bank where there are groups. A group that no client
+        trained keeps its row, bit for bit.
     by
         Group of each client: a name in the reply, or a tensor with an entry per client asked.
     weight

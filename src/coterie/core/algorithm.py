@@ -42,11 +42,11 @@ class Mixture(NamedTuple):
     shares: Tensor  # [m, k]  the estimate
     errors: Tensor  # [m, k]  its standard errors; nan where unknown
     others: dict[str, Tensor]  # further estimates by name, each [m, k]
-    evidence: dict[str, Any]  # why there are so many components, as plain values
+    evidence: dict[str, Any]  # why this number of components, as plain values
 
 
 class Curve(NamedTuple):
-    """Why there are so many groups: a criterion by number of groups, and what was read off it."""
+    """Why this number of groups: a criterion by number of groups, and what was chosen by it."""
 
     name: str  # what was compared: "conditional", "joint", "losses", ...
     criterion: str  # "noise ratio", "silhouette", ...

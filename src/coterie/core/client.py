@@ -1,5 +1,6 @@
 """The client's room: what one client has, what a task is, what it replies."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
@@ -51,7 +52,7 @@ class Batch(NamedTuple):
         return (member * self.share()[:, None]).sum(0).to(torch.get_default_dtype())
 
     def part(self, start: int, size: int) -> "Batch":
-        """Some rows that stand one after the other."""
+        """Consecutive rows."""
         return tree_map(lambda leaf: leaf[start : start + size], self)
 
     def first_of(self, index: Tensor, count: int) -> "Batch":
@@ -85,6 +86,15 @@ class Reply:
 
     sent: dict[str, Tree]
     keep: Tree = None  # None: memory stays as it was
+
+
+def natural(name: str) -> list[Any]:
+    """Sorting key of client names that puts site-2 before site-10.
+
+    >>> sorted(["site-10", "site-2"], key=natural)
+    ['site-2', 'site-10']
+    """
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 class DataSource(Protocol):

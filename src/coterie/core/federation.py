@@ -94,7 +94,7 @@ class Traffic:
         more = torch.as_tensor(amount, dtype=torch.int64).expand(len(ids))
         self.totals[phase, direction] = old.index_add(0, ids.cpu(), more.cpu())
 
-    def sent(self, call: Call) -> None:
+    def count_sent(self, call: Call) -> None:
         """Count what a call sends down."""
         for given in call.given:
             self.add(call.phase, "down", call.ids, self._weigh(given, call.ids))
@@ -128,14 +128,14 @@ class Traffic:
 
 
 Then = Callable[[Ids, dict[str, Any]], None]
-"""Is told who answered a question that was asked later, and what they said."""
+"""Gets the clients that answered a question asked later, and their replies."""
 
 
 class Federation(ABC):
     """Clients that can be asked. Engines say how; see `exchange`.
 
-    An engine must define `exchange`. It may change `defers`, `plan`, `why_missing`, `note_saved`
-    and `ask_later`.
+    An engine must define `exchange`. It may change `defers`, `plan`, `fewest`, `why_missing`,
+    `note_saved` and `ask_later`.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class Federation(ABC):
         return fold(self.run_key, "server", self.round, *labels)
 
     def cohort(self) -> Ids:
-        """Who takes part in this round: a function of seed and round alone."""
+        """Ids of the clients in this round: a function of seed and round alone."""
         n = self.n_clients
         count = max(1, int(self.participation * n + 1e-9))
         if count == n:
@@ -224,10 +224,11 @@ class Federation(ABC):
         Returns
         -------
         ids, reply
-            Who answered, in the order asked, and what they said. Empty if nobody did.
+            The clients that answered, in the order asked, and their replies; empty if none did.
         """
         call = self.call(task, given, to)
-        self.traffic.sent(call)
+        at_least = self.fewest(at_least, len(to))
+        self.traffic.count_sent(call)
         sums = [RunningMean(mean, call.name) for mean in as_means(reduce)]
         positions, parts = [], []
         for position, reply in self.exchange(call) if len(to) else ():
@@ -263,6 +264,10 @@ class Federation(ABC):
     @abstractmethod
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Run a call; yield positions among those asked with their replies, stacked."""
+
+    def fewest(self, at_least: int, asked: int) -> int:
+        """The number of answers without which a round is abandoned; a method asks for some."""
+        return at_least
 
     def why_missing(self) -> str:
         """The first reason for a missing reply, to end an error message with."""

@@ -123,7 +123,7 @@ class Model:
             raise ConfigError(
                 f"Model: loss must be one of {', '.join(LOSSES)}, or a function. Got '{self.loss}'."
             )
-        skeleton = self._drawn(0)
+        skeleton = self._draw(0)
         title = type(skeleton).__name__
         _swap(skeleton)
         names = {name: name for name, p in skeleton.named_parameters() if p.requires_grad}
@@ -158,7 +158,7 @@ class Model:
         }
         set_(self, "_clustered", clustered)
 
-    def _drawn(self, seed: int) -> nn.Module:
+    def _draw(self, seed: int) -> nn.Module:
         """The module with freshly drawn weights; the global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -174,7 +174,7 @@ class Model:
 
     def init(self, key: Tensor) -> Params:
         """Weights and buffers drawn from a key."""
-        module = self._drawn(int(key) & (2**63 - 1))
+        module = self._draw(int(key) & (2**63 - 1))
         values = dict(module.named_parameters()) | dict(module.named_buffers())
         return {
             leaf: values[name].detach().clone().to(key.device) for leaf, name in self._names.items()
@@ -278,7 +278,7 @@ class Model:
 
     def plain(self, params: Params) -> nn.Module:
         """The user's own module with these weights, in evaluation mode."""
-        module = self._drawn(0)
+        module = self._draw(0)
         values = {name: params[leaf] for leaf, name in self._names.items()}
         module.load_state_dict(values, strict=False)
         return module.eval()

@@ -40,7 +40,7 @@ class Fit:
 
 
 class Kernel(Protocol):
-    """Who does the work at the bottom; every leaf is `[S, ...]`, or `[1, ...]` if all share it."""
+    """What does the work of a stack; every leaf is `[S, ...]`, or `[1, ...]` if all share it."""
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree: ...  # params, batch, key, round, given
 
@@ -54,7 +54,7 @@ class Kernel(Protocol):
 
 
 class Loop:
-    """The reference: one after the other."""
+    """The reference: one client at a time."""
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree:
         trained = [self._train(fit, *each) for each in unstack(stacked)]

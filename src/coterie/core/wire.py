@@ -4,6 +4,7 @@ The bytes are a safetensors file. The tree's shape travels in its metadata as JS
 number, the name of its array. 0-d tensors stay 0-d.
 """
 
+import hashlib
 import json
 from typing import Any
 
@@ -74,3 +75,8 @@ def _restore(tree: Tree, like: Any) -> Tree:
     if isinstance(like, dict) and isinstance(tree, dict):
         return {key: _restore(value, like.get(key)) for key, value in tree.items()}
     return tree
+
+
+def checksum(data: bytes) -> str:
+    """A name for bytes that no other bytes have: SHA-256, as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()

@@ -4,13 +4,13 @@ All of these take the options of `Reading`. What was inferred or left out stands
 `data.encoder` prepares new rows the same way.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coterie.core.client import natural
 from coterie.core.config import construct
 from coterie.core.errors import DataError, unknown
 from coterie.data.assemble import Reading, assemble
@@ -106,7 +106,7 @@ def from_folder(
         what = "It is a file; use from_table." if folder.exists() else "There is none."
         raise DataError(f"from_folder: {folder} must be a folder. {what}")
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    entries.sort(key=lambda entry: _natural(entry.name))
+    entries.sort(key=lambda entry: natural(entry.name))
     if not entries:
         raise DataError(
             f"from_folder: {folder} must hold a file or a folder per client. It is empty."
@@ -238,8 +238,3 @@ def _one_depth(tables: list[Table]) -> list[Table]:
         else table._replace(x=np.repeat(table.x, depth, axis=1))
         for table in tables
     ]
-
-
-def _natural(name: str) -> list[Any]:
-    """Order in which site-2 comes before site-10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -10,7 +10,7 @@ from coterie.data.card import DataCard
 from coterie.running.build import Description, build
 from coterie.running.folder import to_json
 
-SERVER = '''"""The server's side: runs the method of run.json on whoever is connected."""
+SERVER = '''"""The server's side: runs the method of run.json on the clients that are connected."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ clientapp = "app.client_app:app"
 
 [tool.flwr.app.config]
 out = {out}  # the run folder, on the server
-clients = {clients}  # begin when so many have joined
+clients = {clients}  # the number of clients that must join before the run begins
 wait = 600  # seconds to wait for them
 deadline = {deadline}  # seconds an exchange may take; later answers are lost
 at-least = 1  # answers without which a round is abandoned

@@ -46,7 +46,7 @@ def tool(name: str) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The server's side of a deployment: a run on whoever is connected, safe against its own death."""
+"""The server's side of a deployment: a run on connected clients, which survives a restart."""
 
 import fcntl
 import json
@@ -82,7 +82,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def deliver(algorithm: Algorithm, fed: Federation, state: Any) -> list[str]:
-    """Give every client that can be reached its own model; those who were not."""
+    """Give every client that can be reached its own model; the names of those that cannot."""
     ids = fed.everyone()
     assignment = getattr(state, "assignment", None)
     if assignment is not None:

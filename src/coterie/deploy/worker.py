@@ -1,12 +1,11 @@
 """The worker beside a node: a long-lived process that holds torch, the data and the memory.
 
 It is a simulation of one client that takes its calls from messages: the same engine, the same
-keys, the same numbers. It listens on a Unix socket that only its owner can open, and whoever
-connects must know the key in the node's folder.
+keys, the same numbers. It listens on a Unix socket that only its owner can open, and a
+process that connects must know the key in the node's folder.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -177,7 +176,7 @@ class Worker:
             said = f"this node speaks version {PROTOCOL} of the messages, the server another"
             return Envelope({**answer, "error": said, "results": []}, {})
         key = f"{head['run']}/{head['setup']}"
-        blobs = {name: blob for name, blob in message.blobs.items() if _checksum(blob) == name}
+        blobs = {name: blob for name, blob in message.blobs.items() if wire.checksum(blob) == name}
         if key not in self.rooms and key not in self.broken:
             if head["setup"] not in blobs:
                 return Envelope({**answer, "missing": [head["setup"]]}, {})
@@ -201,8 +200,8 @@ class Worker:
         for result in results:
             if "sent" in result:
                 blob = wire.dump(result["sent"])
-                sent[_checksum(blob)] = blob
-                out.append({"blob": _checksum(blob)})
+                sent[wire.checksum(blob)] = blob
+                out.append({"blob": wire.checksum(blob)})
             else:
                 out.append(result)
         notes = sorted({str(note.message) for note in warned})
@@ -247,10 +246,6 @@ class Worker:
         return one_client(table, self.name, card, options)
 
 
-def _checksum(blob: bytes) -> str:
-    return hashlib.sha256(blob).hexdigest()
-
-
 def listen(worker: Worker) -> None:
     """Answer messages until the node goes away."""
     key = secrets.token_bytes(32)
@@ -281,18 +276,18 @@ def listen(worker: Worker) -> None:
                 began = time.perf_counter()
                 answer = worker.handle(asked)
                 seconds = time.perf_counter() - began
-                names = [_shown(call["task"]) for call in asked.head.get("calls", ())]
+                names = [_name(call["task"]) for call in asked.head.get("calls", ())]
                 print(
                     f"round {asked.head.get('round', -1) + 1}: {' '.join(names) or 'hello'} "
                     f"in {seconds:.2f} s",
                     flush=True,
                 )
                 send(connection, answer)
-        except Exception as error:  # a relay that died, or a stranger: the next one may be well
+        except Exception as error:  # a relay that died, or an unknown process
             print(f"a message was lost: {type(error).__name__} {error}", flush=True)
 
 
-def _shown(task: dict[str, Any]) -> str:
+def _name(task: dict[str, Any]) -> str:
     """The name of a task or question, for the log."""
     return str(task.get("name") or task["question"].partition(":")[2])
 

@@ -1,4 +1,4 @@
-"""Who runs the tasks: simulated clients, stacked, one by one, through bytes; or real ones."""
+"""What runs the tasks: simulated clients (stacked, one by one, through bytes) or real ones."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

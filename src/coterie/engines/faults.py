@@ -36,7 +36,7 @@ class Faults:
         check_fields(self)
 
     def lost(self, key: Tensor, names: Tensor) -> tuple[Tensor, Tensor]:
-        """Who does not answer, and whose answer comes too late: two masks over the clients."""
+        """Clients that do not answer, and clients that answer too late: two masks."""
         keys = fold(fold(seed_key(self.seed), "faults", key), names)  # [m]
         draw = torch.vmap(lambda k: uniform(k, (2,), torch.float64))(keys)
         dropped = draw[:, 0] < self.drop

@@ -93,7 +93,7 @@ def client_app() -> ClientApp:
 
     def relay(message: Message, context: Context) -> Message:
         asked = from_records(message.content)
-        # Past the deadline nobody waits, and the node must be free for the next message.
+        # After the deadline the answer is not needed; the node must be free for the next message.
         seconds = min(float(asked.head["deadline"]), message.metadata.ttl)
         home = Path(str(context.node_config["home"]))
         return Message(to_records(ask_worker(home, asked, seconds)), reply_to=message)

@@ -6,13 +6,11 @@ by its checksum, and a row of a bank that the client has by its number.
 
 Clients remember on their own disk. The server keeps, for each client, the last exchange it heard
 from it, in the same transactional memory in which a simulation keeps the whole: every message
-names that exchange, and the client drops what is newer. So an answer that came too late, an
+names that exchange, and the client drops what is newer. So a late answer, an
 abandoned round and a server that went back to a checkpoint all leave no trace on the client.
 """
 
-import hashlib
 import json
-import re
 import time
 import warnings
 from collections import Counter
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.aggregate import Mean
+from coterie.core.client import natural
 from coterie.core.errors import CoterieError, FederationError
 from coterie.core.federation import BankRows, Call, Each, Federation, Then
 from coterie.core.question import describe_task
@@ -43,7 +41,7 @@ class Rider(NamedTuple):
 
 @dataclass
 class Parcel:
-    """What one client is sent in an exchange, and what came of it."""
+    """What one client is sent in an exchange, and what it answered."""
 
     client: int
     calls: list[tuple[int, int]]  # number of the call, the client's place among those asked
@@ -100,7 +98,7 @@ class Remote(Federation):
         self.wire_bytes = {"down": 0, "up": 0}  # of blobs, as they crossed the link
         self._joined = joined
         self._setup = json.dumps(setup, sort_keys=True).encode()
-        self._setup_name = _checksum(self._setup)
+        self._setup_name = wire.checksum(self._setup)
         self._claims: dict[str, list[int]] = {}  # nodes that answer to a name, oldest first
         self._greeted: dict[int, str] = {}  # node and the greeting it was sent
         self._online: dict[int, str] = {}
@@ -110,10 +108,10 @@ class Remote(Federation):
         self._missing = ""
         self._forget()
 
-    # who is there
+    # clients that are connected
 
     def meet(self, clients: int, seconds: float) -> None:
-        """Wait until so many clients have joined; they are numbered by name.
+        """Wait until this number of clients has joined; they are numbered by name.
 
         A run that goes on waits for one, and, as long as an exchange may take, for all it knew.
         """
@@ -140,7 +138,7 @@ class Remote(Federation):
 
     def _admit(self) -> None:
         """Give clients that are new a number."""
-        new = sorted(set(self._claims) - set(self.names), key=_natural)
+        new = sorted(set(self._claims) - set(self.names), key=natural)
         if not new:
             return
         self.names = (*self.names, *new)
@@ -149,7 +147,7 @@ class Remote(Federation):
             self._joined(self.names)
 
     def _look(self) -> None:
-        """Greet nodes that are new, and note who answers to which name."""
+        """Greet nodes that are new, and note which name each answers to."""
         self._online = self.link.nodes()
         waiting = {number: node for node, number in self._greeted.items() if number}
         for number, answer in self.link.pull(set(waiting)) if waiting else ():
@@ -206,27 +204,20 @@ class Remote(Federation):
         self._trees: dict[tuple[Any, int | None], tuple[Tree, str, bytes]] = {}
 
     def note_saved(self) -> None:
-        """A checkpoint has been written: clients may forget what came before the last two."""
+        """A checkpoint has been written: clients may forget what is older than the last two."""
         heard = {c: int(tree["heard"]) for c, tree in self.memory.committed.items() if tree}
         self._saved = (self._saved[1], heard)
 
-    def map(
-        self,
-        task: Callable[..., Any],
-        *given: Any,
-        to: Ids,
-        reduce: Mean | Sequence[Mean] | None = None,
-        at_least: int = 1,
-    ) -> tuple[Ids, dict[str, Any]]:
-        if at_least and self._phase != "evaluation":
-            at_least = max(at_least, min(self.at_least, len(to)))
-        return super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
+    def fewest(self, at_least: int, asked: int) -> int:
+        if not at_least or self._phase == "evaluation":
+            return at_least
+        return max(at_least, min(self.at_least, asked))
 
     def ask_later(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
         """Ask, between rounds and without a trace, with the next message that goes out."""
         with self.aside():
             call = self.call(task, given, to)
-            self.traffic.sent(call)
+            self.traffic.count_sent(call)
         self._riders.append(Rider(call, self.round, then))
 
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -348,22 +339,22 @@ class Remote(Federation):
             if bank is not None and bank[1] in self._held.get(parcel.client, set()):
                 parcel.needed[bank[1]] = lambda: bank[2]
                 return {"blob": bank[1], "row": number}
-            name, blob = self._dumped(given.bank, number)
+            name, blob = self._dump(given.bank, number)
             parcel.needed[name] = lambda: blob
             return {"blob": name}
         else:
             tree = given
-        name, blob = self._dumped(tree, None)
+        name, blob = self._dump(tree, None)
         parcel.needed[name] = lambda: blob
         return {"blob": name}
 
-    def _dumped(self, tree: Tree, number: int | None) -> tuple[str, bytes]:
+    def _dump(self, tree: Tree, number: int | None) -> tuple[str, bytes]:
         """A tree, or a row of a bank, as bytes: made once a round."""
         identity = _identity(tree), number
         if identity not in self._trees:
             blob = wire.dump(tree if number is None else row(tree, number))
             # The tree is kept with its bytes, so that no other tensor can take over its identity.
-            self._trees[identity] = (tree, _checksum(blob), blob)
+            self._trees[identity] = (tree, wire.checksum(blob), blob)
         _, name, blob = self._trees[identity]
         return name, blob
 
@@ -456,12 +447,3 @@ def _identity(tree: Tree) -> Any:
 
 def _shapes(tree: Tree) -> tuple[Any, ...]:
     return tuple((path, leaf.dtype, tuple(leaf.shape)) for path, leaf in named_leaves(tree))
-
-
-def _checksum(blob: bytes) -> str:
-    return hashlib.sha256(blob).hexdigest()
-
-
-def _natural(name: str) -> list[Any]:
-    """Order in which site-2 comes before site-10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -107,18 +107,18 @@ class Simulation(Federation):
         if self.chunk is None:
             self.chunk = chunk_size(call.owner, self.source)
         asked = torch.arange(len(call.ids))
-        asked = asked[self._heard(call)]
+        asked = asked[self._find_heard(call)]
         stacked = self.stack and call.info.stackable
         for part in chunks(call.ids[asked], self._sizes, self.chunk):
             position = asked[part].sort().values
             self._wake(call, call.ids[position])
             with torch.no_grad(), using(self.kernel):
-                run = self._stacked if stacked and len(position) > 1 else self._one_by_one
+                run = self._run_stacked if stacked and len(position) > 1 else self._run_one_by_one
                 sent = run(call, position)
             yield position, tree_map(lambda leaf: leaf.cpu(), sent)
 
-    def _heard(self, call: Call) -> Tensor:
-        """Who will answer; lost clients do no work, so nothing of them is touched."""
+    def _find_heard(self, call: Call) -> Tensor:
+        """Which clients will answer; lost clients do no work, so nothing of them is touched."""
         self._missing = ""
         if self.faults is None or call.phase == "evaluation":
             return torch.ones(len(call.ids), dtype=torch.bool)
@@ -165,7 +165,7 @@ class Simulation(Federation):
     def _extra(self, call: Call, ids: Ids) -> tuple[Any, ...]:
         return () if call.info.split is None else (self._gather.batch(call.info.split, ids),)
 
-    def _stacked(self, call: Call, position: Tensor) -> dict[str, Any]:
+    def _run_stacked(self, call: Call, position: Tensor) -> dict[str, Any]:
         ids = call.ids[position]
         n = int(self._sizes[ids].max())
         client = self._client(call, ids, self.memory.stacked(ids.tolist(), n))
@@ -199,14 +199,14 @@ class Simulation(Federation):
             tree, axis = given, None
         return tree_map(lambda leaf: leaf.to(self.device), tree), axis
 
-    def _one_by_one(self, call: Call, position: Tensor) -> dict[str, Any]:
+    def _run_one_by_one(self, call: Call, position: Tensor) -> dict[str, Any]:
         places = position.tolist()
         if self.workers == 1 or len(places) == 1:
             return stack([self._one(call, place) for place in places])
         # The first is asked here, and shows what the answers of the others look like.
-        first = self._asked(call, places[0])
+        first = self._ask(call, places[0])
         replies = [first]
-        work = lambda place: bytes_.dump(self._asked(call, place))  # noqa: E731
+        work = lambda place: bytes_.dump(self._ask(call, place))  # noqa: E731
         for said in in_workers(work, places[1:], self.workers):
             replies.append(bytes_.load(said, like=first))
         for place, (_, keep) in zip(places, replies, strict=True):
@@ -214,7 +214,7 @@ class Simulation(Federation):
         return stack([sent for sent, _ in replies])
 
     def _one(self, call: Call, place: int) -> dict[str, Any]:
-        sent, keep = self._asked(call, place)
+        sent, keep = self._ask(call, place)
         self._remember(int(call.ids[place]), keep)
         return sent
 
@@ -222,7 +222,7 @@ class Simulation(Federation):
         if keep:
             self.memory.keep(client, tree_map(torch.clone, keep))
 
-    def _asked(self, call: Call, place: int) -> tuple[dict[str, Any], Tree]:
+    def _ask(self, call: Call, place: int) -> tuple[dict[str, Any], Tree]:
         """One client, unpadded; through bytes where the engine is told so."""
         number = int(call.ids[place])
         ids = torch.tensor([number])

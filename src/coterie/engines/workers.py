@@ -22,7 +22,7 @@ def available() -> bool:
 
 
 def in_workers(work: Work, places: Sequence[int], workers: int) -> Iterator[bytes]:
-    """What `work` gives for each place, in order; places are dealt to the workers in turn."""
+    """What `work` gives for each place, in order; workers take places in turn."""
     context = multiprocessing.get_context("fork")
     workers = min(workers, len(places))
     ends, processes = [], []
@@ -41,8 +41,8 @@ def in_workers(work: Work, places: Sequence[int], workers: int) -> Iterator[byte
                 said = ends[turn % workers].recv_bytes()
             except EOFError:
                 raise TaskError(
-                    "Simulation: a worker process stopped without a word, perhaps for want of "
-                    "memory. Use workers=1."
+                    "Simulation: a worker process stopped unexpectedly, perhaps because "
+                    "memory ran out. Use workers=1."
                 ) from None
             if said[:1] != b"+":
                 raise TaskError(said[1:].decode())
@@ -64,5 +64,5 @@ def _serve(work: Work, places: Sequence[int], end: Connection) -> None:
             said = b"-" + str(error).encode()
         try:
             end.send_bytes(said)
-        except BrokenPipeError:  # nobody waits for it any more
+        except BrokenPipeError:  # the answer is no longer needed
             return

@@ -252,7 +252,7 @@ def _round(
 ) -> tuple[Any, dict[str, Any]]:
     """One round; an abandoned one leaves the state as it was and says why.
 
-    `late` holds scores of an earlier round that came with this round's messages.
+    `late` holds scores of an earlier round that arrived with this round's messages.
     """
     fed.begin(number)
     state = before = grow(state, fed.n_clients)
@@ -309,7 +309,7 @@ def _summarise(scores: Scores) -> dict[str, Any]:
 def _groups(
     before: Any, state: Any, data: FederatedData | DataCard, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Sizes of the groups, who moved, and agreement with the truth where it is known."""
+    """Sizes of the groups, share of clients that moved, agreement with the truth if known."""
     assignment = getattr(state, "assignment", None)
     if assignment is None:
         return {}

@@ -92,8 +92,8 @@ def test_the_rule_asks_for_two_passes_over_fewer_samples_than_inputs():
     for epochs, sizes in ((1, (7, 4)), (2, (7, 4)), (2, (20, 4))):
         kernel = Stacked()
         seen = []
-        held = kernel._held
-        kernel._held = lambda *a, seen=seen, held=held: seen.append(1) or held(*a)
+        held = kernel._hold_first
+        kernel._hold_first = lambda *a, seen=seen, held=held: seen.append(1) or held(*a)
         fit = Fit(LocalSGD(0.1, epochs=epochs, batch_size=4), model.losses, None, None)
         kernel.fit(fit, clients(model, sizes))
         used.append(len(seen) == 2)  # once on trial, once in earnest

@@ -69,9 +69,7 @@ def test_a_fallback_warns_once_for_each_loss():
                 rooms(ragged(2, 2, shape=(1,)))
             )
     assert len(caught) == 1
-    assert "losses cannot be stacked, so its clients train one after the other" in str(
-        caught[0].message
-    )
+    assert "losses cannot be stacked, so its clients train one at a time" in str(caught[0].message)
     assert trained["centre"].shape == (2,)
 
 

@@ -1,4 +1,4 @@
-"""Clients as stacks: who runs together, and their data, padded."""
+"""Clients as stacks: which of them run together, and their data, padded."""
 
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
@@ -87,10 +87,10 @@ class Gatherer:
     def batch(self, split: str, ids: Ids) -> Batch:
         """The data of some clients: leaves [m, n, ...]."""
         if not self._left:
-            return self._gathered(split, ids)
+            return self._gather(split, ids)
         name = (split, tuple(ids.tolist()))
         if name not in self._kept:
-            batch = self._gathered(split, ids)
+            batch = self._gather(split, ids)
             self._left -= n_bytes(batch)
             if self._left <= 0:  # cohorts differ, so more was kept than one pass needs
                 self._left += sum(n_bytes(kept) for kept in self._kept.values()) + n_bytes(batch)
@@ -99,7 +99,7 @@ class Gatherer:
             self._kept[name] = batch
         return self._kept[name]
 
-    def _gathered(self, split: str, ids: Ids) -> Batch:
+    def _gather(self, split: str, ids: Ids) -> Batch:
         return tree_map(lambda leaf: leaf.to(self.device), self.source.gather(split, ids))
 
     def facts(self, ids: Ids) -> Tree:

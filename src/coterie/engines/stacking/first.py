@@ -23,7 +23,7 @@ class Watch:
         raw = self.x
         if raw is None or x.data_ptr() != raw.data_ptr() or x.numel() != raw.numel():
             return False
-        one_value = not any(raw.stride())  # a stand-in for inputs nobody looks at
+        one_value = not any(raw.stride())  # a stand-in for inputs that are not read
         return raw._version == self.version and (one_value or x.is_contiguous())
 
     def answers(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> bool:

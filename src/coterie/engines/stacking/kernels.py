@@ -42,7 +42,7 @@ class KernelChoice:
     path: Path
     stepping: tuple[bool, ...] = ()  # leaves that layers step in backward
     first: tuple[int, ...] = ()  # leaves of a first layer held in the space of the samples
-    blind: bool = False  # nobody but that layer looks at the inputs
+    blind: bool = False  # only that layer reads the inputs
     why: str = ""
 
 
@@ -110,8 +110,8 @@ class Stacked:
             return Vmapped(fit, params)
         signature, holds = _signature(fit, params)
         if signature not in self._trusted:
-            name = self._named(fit, params)
-            choice = self.choices.get(name) or self._chosen(fit, params, work, first, rate)
+            name = self._name_anew(fit, params)
+            choice = self.choices.get(name) or self._choose(fit, params, work, first, rate)
             self._trusted[signature] = (choice, holds)
             if len(self.choices) < REMEMBERED:
                 self.choices[name] = choice
@@ -121,16 +121,16 @@ class Stacked:
         if choice.path == "vmap":
             return Vmapped(fit, params)
         if self._pays(choice, work):
-            return self._held(fit, params, choice, work, first)
+            return self._hold_first(fit, params, choice, work, first)
         return Twinned(fit, params, self._network, list(choice.stepping))
 
-    def _named(self, fit: Fit, params: Tree) -> str:
+    def _name_anew(self, fit: Fit, params: Tree) -> str:
         """A name that is the same when the run is resumed; losses that look alike are numbered."""
         name = _name(fit, params)
         self._alike[name] += 1
         return name if self._alike[name] == 1 else f"{name} #{self._alike[name]}"
 
-    def _chosen(self, fit: Fit, params: Tree, work: Work, first: Now, rate: float) -> KernelChoice:
+    def _choose(self, fit: Fit, params: Tree, work: Work, first: Now, rate: float) -> KernelChoice:
         """Three steps by twins against as many by `vmap`; then what is faster for these shapes."""
         local = fit.local
         plain = local.optimizer == "sgd" and not local.momentum and not local.weight_decay
@@ -144,9 +144,9 @@ class Stacked:
             return KernelChoice("vmap", why="asked for")
         twinned = Twinned(fit, params, self._network, look=True)
         try:
-            twinned(_copied(first), local.start(first.trained), rate)
+            twinned(_copy(first), local.start(first.trained), rate)
             twinned.look = False
-            if plain and fit.penalty is None:  # the first step showed who can step in backward
+            if plain and fit.penalty is None:  # the first step showed which layers can do so
                 twinned.stepping = twinned.used_once
             end = _three(lambda now: twinned, local, first, rate)
             why = "" if _agree(end, expected) else "stacked steps differ from single clients'"
@@ -167,12 +167,14 @@ class Stacked:
             return choice
         for blind in (True, False):
             held = replace(choice, first=found, blind=blind)
-            make = functools.partial(self._held, fit, params, held, work)
+            make = functools.partial(self._hold_first, fit, params, held, work)
             if _agree(_three(make, local, first, rate), expected):
                 return held
         return choice
 
-    def _held(self, fit: Fit, params: Tree, choice: KernelChoice, work: Work, now: Now) -> Step:
+    def _hold_first(
+        self, fit: Fit, params: Tree, choice: KernelChoice, work: Work, now: Now
+    ) -> Step:
         """Twins with the first layer in the space of the samples."""
         gram, stepping = self._gram(choice, work, now), list(choice.stepping)
         return Twinned(fit, params, self._network, stepping, gram, choice.blind)
@@ -225,7 +227,7 @@ class Stacked:
         self._warned.add(name)
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
-            f"{name} cannot be stacked, so its clients train one after the other ({reason}).",
+            f"{name} cannot be stacked, so its clients train one at a time ({reason}).",
             stacklevel=2,
         )
 
@@ -239,7 +241,7 @@ class Stacked:
 
 def _three(make: Callable[[Now], Step], local: LocalSGD, first: Now, rate: float) -> list[Tensor]:
     """Where three steps on the first batch lead."""
-    now = _copied(first)
+    now = _copy(first)
     step, state = make(now), local.start(now.trained)
     if step.blind:
         now = now._replace(batch=now.batch._replace(x=nowhere(now.batch.x, now.batch.mask.shape)))
@@ -249,7 +251,7 @@ def _three(make: Callable[[Now], Step], local: LocalSGD, first: Now, rate: float
     return [*now.trained, *now.fixed]
 
 
-def _copied(now: Now) -> Now:
+def _copy(now: Now) -> Now:
     return tree_map(lambda leaf: None if leaf is None else leaf.clone(), now)
 
 

@@ -74,7 +74,7 @@ class Work:
         return int(self.totals[0]) if self.rows is None else int(self.small[1][0].sum()) / n
 
     def batch_at(self, t: int, active: int, inputs: bool = True) -> tuple[Batch, Tensor, Any]:
-        """Batch of a step, its shares and its rows; NaN in place of inputs nobody looks at."""
+        """Batch of a step, its shares and its rows; NaN in place of inputs that are not read."""
         if self.rows is None:
             batch = _head(self.batch, active)
             x = batch.x if inputs else nowhere(batch.x, batch.mask.shape)
@@ -93,7 +93,7 @@ class Work:
 
 
 def nowhere(x: Tensor, shape: Any) -> Tensor:
-    """NaN in the place of inputs: who looks at them after all is found out."""
+    """NaN in the place of inputs: a layer that reads them after all gives itself away."""
     return x.new_full((), torch.nan).expand(*shape, *x.shape[2:])
 
 
@@ -125,7 +125,7 @@ def _schedule(
 
 
 def walk(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Work, Now, float], Step]) -> Tree:
-    """The whole training of a stack; who has finished leaves it."""
+    """The whole training of a stack; clients that have finished leave it."""
     local = fit.local
     params, batch, key, round, given = stacked
     s = stack_size(stacked)
@@ -136,7 +136,7 @@ def walk(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Work, Now, float]
     if not int(totals.max()):
         return params
     order = None
-    if bool((totals != totals[0]).any()):  # most work first, so that who is done leaves at the end
+    if bool((totals != totals[0]).any()):  # most work first, so that clients leave at the end
         order = totals.argsort(descending=True, stable=True)
         totals = totals[order]
         params, batch, key, given = tree_map(

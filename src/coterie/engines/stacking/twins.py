@@ -290,7 +290,7 @@ STEPPING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 
 
 class OwnTwin(Twin):
-    """A layer nobody wrote a twin for: run for each client in turn, inside the stacked network."""
+    """A layer without a twin of its own: run for each client in turn, in the stacked network."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         clients, names = current_mode().clients, list(self._parameters)
