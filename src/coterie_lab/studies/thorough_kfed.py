@@ -11,11 +11,13 @@ import torch
 from coterie.algorithms.kfed import KFed, State, farthest_first
 from coterie.algorithms.samples import known_count, padded, samples
 from coterie.clustering.lloyd import kmeans, lloyd, squared_distances
+from coterie.core.algorithm import register
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.tree import Ids, put
 
 
+@register("thorough_kfed")
 @dataclass(frozen=True)
 class ThoroughKFed(KFed):
     """k-FED with k-means instead of one pass, on both sides.
