@@ -1,1 +1,1 @@
-"""Pictures of how a method works, for the documentation."""
+"""Pictures for the documentation that show how a method works."""

@@ -1,7 +1,7 @@
 """Pictures of mosaic: centres and balls of uncertainty by round, the path of merges, convergence.
 
-Drawn on figures of their own, without pyplot. More than two features are shown in the plane of the
-two directions in which the centres spread most; balls keep their true radius.
+The pictures do not use pyplot. Data with more than two features are projected on the two directions
+in which the centres vary most; balls keep their true radius.
 """
 
 import math
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 def balls_picture(
     frames: Sequence[Frame], out: str | Path, samples: Array | None = None, panels: int = 6
 ) -> Path:
-    """Draw some moments of a run side by side: first, last, and evenly between."""
+    """Draw some frames of a run side by side: the first, the last, and some between."""
     matplotlib = _matplotlib()
     chosen = _spread(frames, panels)
     columns = min(3, len(chosen))
@@ -47,7 +47,7 @@ def balls_picture(
 def balls_animation(
     frames: Sequence[Frame], out: str | Path, samples: Array | None = None, seconds: float = 0.7
 ) -> Path:
-    """Draw every moment of a run as an animated GIF; needs Pillow."""
+    """Draw all frames of a run as an animated GIF; needs Pillow."""
     matplotlib = _matplotlib()
     try:
         from PIL import Image
@@ -73,7 +73,7 @@ def balls_animation(
 
 
 def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: int = 40) -> Path:
-    """Draw the criterion against the number of groups: the one chosen and the runner-up.
+    """Draw the criterion by number of groups; mark the chosen number and the second best.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
     matplotlib = _matplotlib()
     curve = np.asarray(curve)
     if not len(curve):
-        raise ConfigError("There is no path: balls of a fixed size are not merged step by step.")
+        raise ConfigError("path_picture: the run must have a path of merges. The curve is empty.")
     best = int(curve[:, 1].argmin())
     shown = curve[curve[:, 0] <= max(most, curve[best, 0] + 5)]
     order = shown[:, 1].argsort()
@@ -119,7 +119,7 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
                 ha="left" if side > 0 else "right",
                 color=COLOURS[2],
             )
-        # What is far from the best says nothing; near it the eye must see differences.
+        # Limit the axis, so that differences near the best value are visible.
         inner = np.sort(value)[: max(len(value) * 2 // 3, 3)].max()
         axes.set_ylim(-0.17 * inner, 1.15 * inner)
         axes.set_xlabel("number of groups")
@@ -132,7 +132,7 @@ def path_picture(curve: Array, out: str | Path, criterion: str = "ICL", most: in
 
 
 def convergence_picture(curves: Mapping[str, Array], out: str | Path) -> Path:
-    """Draw distances to the fixed point by round, in logarithms: straight lines are linear rates.
+    """Draw distances to the fixed point by round on a log scale; lines are linear convergence.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def convergence_picture(curves: Mapping[str, Array], out: str | Path) -> Path:
                 label=name,
             )
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:.0e}")  # plain: powers would be set as mathematics
+        axes.yaxis.set_major_formatter("{x:.0e}")  # plain text instead of mathematics
         axes.set_xlabel("round")
         axes.set_ylabel("farthest centre, in standard deviations")
         axes.set_title("Distance to the fixed point", loc="left", fontsize=13)
@@ -185,7 +185,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _spread(frames: Sequence[Frame], panels: int) -> list[Frame]:
-    """First and last, and what lies evenly between; each stage is there if there is room."""
+    """Select the first and the last frame and some between, with every stage if possible."""
     if not frames:
         raise ConfigError("There must be at least one frame to draw.")
     stages: dict[str, int] = {}
@@ -201,7 +201,7 @@ def _spread(frames: Sequence[Frame], panels: int) -> list[Frame]:
 
 
 def _plane(frames: Sequence[Frame], samples: Array | None) -> tuple[Array, tuple[Array, Array]]:
-    """Two directions to look along, and what part of the plane to show."""
+    """The two directions of the plane, and the part of it that is shown."""
     centres = np.concatenate([frame.centres for frame in frames])
     d = centres.shape[1]
     if d == 1:

@@ -14,7 +14,7 @@ from coterie.engines.simulation import Simulation
 
 
 class Frame(NamedTuple):
-    """Components as the server knows them at one moment."""
+    """The components that the server knows after one exchange."""
 
     title: str
     centres: NDArray[np.float64]  # [c, d]
@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
 
 def watch(method: Mosaic, data: FederatedData, seed: int = 0) -> tuple[list[Frame], State]:
-    """Run a method to its end; a frame after each exchange, and the last state."""
+    """Run a method to its end; return a frame for each exchange, and the last state."""
     if method.covariance == "tied_full":
         raise ConfigError(
             "watch: with covariance='tied_full' balls are drawn in other units than the samples "

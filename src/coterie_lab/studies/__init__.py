@@ -1,1 +1,1 @@
-"""Studies on problems whose truth is known: `python -m coterie_lab.studies.<name> --help`."""
+"""Studies on problems with known groups: `python -m coterie_lab.studies.<name> --help`."""

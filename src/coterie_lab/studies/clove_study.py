@@ -6,15 +6,15 @@
     python -m coterie_lab.studies.clove_study count --json clove.json
     python -m coterie_lab.studies.clove_study newcomers --json clove.json
 
-`liars`: a fifth of the clients replace their losses of round 3; agreement of the honest, with the
-guard on and off. `erosion`: label skew 4 over sixty rounds, agreement and accuracy by round, as
-published with and without early stop, added up without a stop, our defaults, and `survey`.
-`accuracy`: after twenty rounds on 400 samples. `count`: number of groups unknown, at most twelve;
-hits of several rules on the same losses. `newcomers`: the saved bank places fresh clients and
-refuses foreign ones; `--members 3` keeps so many a group.
+`liars`: a fifth of the clients send false losses in round 3; the ARI of the honest clients with and
+without the guard. `erosion`: label skew 4 over sixty rounds; ARI and accuracy by round for CLoVE
+with and without early stop, `census` with and without a stop, and `survey`. `accuracy`: test
+accuracy after twenty rounds with 400 samples. `count`: at most twelve groups; how often several
+rules find the true number from the same losses. `newcomers`: placing new clients and refusing
+foreign ones by the saved models; `--members 3` keeps three members per group.
 
-Figures are kept as they come; a study that was stopped goes on where it was. Seeds start at 21, or
-at `--first`: none of them was used to set a rule, which seeds 0 to 5 are for.
+Figures are written at once, and an interrupted study continues where it stopped. Seeds start at 21,
+or at `--first`. The rules were set on seeds 0 to 5 only.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ FIRST_SEED = 21
 
 
 class Recorder(Simulation):
-    """A simulation that keeps the losses clients sent in each round."""
+    """A simulation that stores the losses that clients sent in each round."""
 
     said: list[dict[str, Tensor]]
 
@@ -64,7 +64,7 @@ class Recorder(Simulation):
 
 
 def ari(labels: Tensor, truth: Tensor) -> float:
-    """Agreement; 1 where there is one true group and one was found."""
+    """The ARI; 1 if there is one true group and one was found."""
     found = metrics.adjusted_rand(labels, truth)
     return float(len(labels.unique()) == 1) if found is None else found
 
@@ -73,7 +73,7 @@ def ari(labels: Tensor, truth: Tensor) -> float:
 
 
 def lies(kind: str, losses: Tensor, who: Tensor, truth: Tensor, draw: torch.Generator) -> Tensor:
-    """Losses of which some clients' are invented."""
+    """Replace the losses of some clients by invented ones."""
     out, k = losses.clone(), losses.shape[1]
     for i in who.tolist():
         if kind == "uniform in range":
@@ -234,13 +234,13 @@ def erosion(
 
 
 def _at(curves: list[list[float]], t: int) -> float | None:
-    """Mean of a round over the runs that reached it."""
+    """The mean in one round, over the runs that reached it."""
     there = [curve[t - 1] for curve in curves if len(curve) >= t]
     return float(np.mean(there)) if there else None
 
 
 def draw_erosion(store: Store, out: Path) -> None:
-    """ARI by round, and accuracy beside it; a thin line per seed, a thick one for the mean."""
+    """Draw ARI and accuracy by round: a thin line per seed and a thick line for the mean."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -268,7 +268,7 @@ def draw_erosion(store: Store, out: Path) -> None:
     left.set_xlabel("round")
     left.set_ylabel("agreement with the true groups (ARI)")
     left.set_ylim(-0.05, 1.04)
-    left.set_title("MNIST, label skew 4: groups erode, or stay", loc="left", fontsize=11)
+    left.set_title("MNIST, label skew 4: groups by round", loc="left", fontsize=11)
     left.legend(fontsize=9, loc="lower left")
     right.set_xlabel("round")
     right.set_ylabel("test accuracy in %")
@@ -284,7 +284,7 @@ def draw_erosion(store: Store, out: Path) -> None:
 
 
 def accuracy(seeds: range, store: Store) -> None:
-    """Test accuracy after twenty rounds on 400 samples, the number of groups given."""
+    """The test accuracy after twenty rounds with 400 samples and a given number of groups."""
     parts = ("LS1", "rot 4", "concept 4")
     for seed in seeds:
         for part in parts:
@@ -383,7 +383,7 @@ FOREIGN = ("inverted", "noise", "labels shifted", "Fashion-MNIST", "half and hal
 
 
 def strange(kind: str, batch: Batch, other: Batch, fashion: Batch, draw: torch.Generator) -> Any:
-    """A hundred samples of a client that belongs to no group."""
+    """A hundred samples of each client that belongs to no group."""
     n = 100
     x, y = batch.x[:n], batch.y[:n]
     if kind == "inverted":
@@ -426,7 +426,7 @@ def newcomers(seeds: range, store: Store, only: str | None, members: int | None)
 
 
 def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[str, Any]:
-    """Members train until the groups are frozen; fresh clients meet the bank that was kept."""
+    """Train members until the groups are frozen, then place new clients by the saved models."""
     data = partition(part, seed, n=500, per_group=clients + fresh_clients)
     assert data.truth is not None
     place = torch.arange(len(data)) % (clients + fresh_clients)
@@ -488,7 +488,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
 
 
 def _rows(data: FederatedData, ids: Tensor, n: int) -> FederatedData:
-    """Some clients with at most n training rows each."""
+    """Some of the clients, with at most n training rows each."""
     from dataclasses import replace
 
     from coterie.data.federated import Rows
@@ -499,7 +499,7 @@ def _rows(data: FederatedData, ids: Tensor, n: int) -> FederatedData:
 
 
 def partition_of(source: str, seed: int) -> list[Batch]:
-    """Twenty-four clients of another data set."""
+    """24 clients of another data set."""
     from coterie.data import make
 
     data = make("published_feature_skew", source=source, clients_per_group=24, n=100, seed=seed)

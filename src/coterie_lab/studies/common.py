@@ -1,4 +1,4 @@
-"""What the studies share: a run driven by hand, and tables."""
+"""Functions that several studies use: runs, partitions, tables and files."""
 
 import argparse
 import json
@@ -14,20 +14,20 @@ from coterie.models import make as make_model
 
 
 def options(description: str, seeds: int) -> argparse.ArgumentParser:
-    """The options every study has. One thread, so that studies may run side by side."""
+    """The common options of all studies. One thread, so that several studies can run at once."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds, from 0")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds, starting at 0")
+    parser.add_argument("--json", type=Path, help="file for all figures")
     return parser
 
 
 def run(
     algorithm: Algorithm, fed: Federation, rounds: int, state: Any = None
 ) -> Iterator[tuple[Any, Info]]:
-    """State and info after each round, from `init` or from a given state."""
+    """Run some rounds from `init` or from a given state; yield state and info of each round."""
     if state is None:
         fed.begin(-1)
         state = algorithm.init(fed)
@@ -54,8 +54,8 @@ LOCAL = LocalSGD(0.01, batch_size=100, optimizer="adam")
 
 
 def partition(name: str, seed: int, n: int = 500, per_group: int | None = None) -> FederatedData:
-    """A partition of MNIST by name; seeds deal the rows to clients anew."""
-    if name == "own labels":  # twelve clients that number the classes each in its own order
+    """A partition of MNIST by name; the seed decides the rows of the clients."""
+    if name == "own labels":  # twelve clients, each numbering the classes in a different order
         data = partition("IID", seed, n, 12)
         draw = torch.Generator().manual_seed(seed)
         orders = [torch.randperm(10, generator=draw) for _ in range(12)]
@@ -81,7 +81,7 @@ def small_net(data: FederatedData) -> Model:
 
 
 class Store:
-    """Figures by name in a file, written as they come; what is there is not computed again."""
+    """Figures by name, written to a file at once; figures in the file are not computed again."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class Store:
         return name in self.figures
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a figure."""
+        """Store a figure and write the file."""
         self.figures[name] = value
         if self.path is not None:
             aside = self.path.with_suffix(".part")
@@ -101,7 +101,7 @@ class Store:
 
 
 def stays(values: list[float | None], level: float = 1.0) -> int | None:
-    """First round, from 1, from which on a value is at this level in every round; None: never."""
+    """The first round, from 1, after which the value never falls below a level; None if never."""
     below = [i for i, value in enumerate(values) if value is None or value < level - 1e-12]
     first = below[-1] + 2 if below else 1
     return first if first <= len(values) else None
@@ -113,19 +113,19 @@ def table(title: str, names: list[str], lines: list[list[Any]]) -> None:
     print("| " + " | ".join(names) + " |")
     print("|" + " --- |" * len(names))
     for line in lines:
-        print("| " + " | ".join(_shown(value) for value in line) + " |", flush=True)
+        print("| " + " | ".join(_format(value) for value in line) + " |", flush=True)
 
 
 def write(path: Path | None, figures: Any) -> None:
-    """Keep all figures, if a path was given."""
+    """Write all figures to a file, if a path is given."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_shown(part) for part in value)
+        return " ".join(_format(part) for part in value)
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)

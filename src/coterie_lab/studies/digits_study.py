@@ -1,14 +1,14 @@
-"""Rotated digits: which starts find the groups, how many groups, and few participants.
+"""Rotated digits: different starts, an unknown number of groups, and few participants.
 
-Forty clients in four groups see scikit-learn's digits turned by 0, 90, 180 and 270 degrees; an MLP
-64-32-10. Local work: Adam 1e-2 (the rate CLoVE's authors use for grey images), batches of 20, one
-epoch a round. It was fixed before the first run of this study; one four-round run with SGD 0.1
-(seed 0) had been seen before. The runs that stop once groups are stable, and those of ten epochs
-with 200 clients (where an epoch is two steps), were added after the others had been seen.
+Forty clients in four groups have scikit-learn's digits rotated by 0, 90, 180 and 270 degrees; the
+network is an MLP 64-32-10. Local training: Adam with 1e-2 (the rate of CLoVE's authors for grey
+images), batches of 20, one epoch per round. These settings were fixed before the study, after one
+run of four rounds with SGD 0.1 (seed 0). The runs that stop when groups are stable, and those with
+ten epochs and 200 clients (where an epoch has two steps), were added after the others had run.
 
-Parts: `starts` (CLoVE and IFCA, identical or different first models, first round dealt or
-evaluated), `unknown` (K unknown, at most 10), `few` (200 clients, 10 % a round) and `fewer` (10
-groups of 2 clients, 40 % a round: fewer participants than groups).
+Parts: `starts` (CLoVE and IFCA, identical or different initial models, first round at random or by
+evaluation), `unknown` (K unknown, at most 10), `few` (200 clients, 10 % per round) and `fewer` (10
+groups of 2 clients, 40 % per round: fewer participants than groups).
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def starts(seeds: int) -> list[dict]:
-    """Four combinations of first models and first round, for both methods."""
+    """Four combinations of initial models and first round, for both methods."""
     figures, lines, failures = [], [], []
     for method in (CLoVE, IFCA):
         for init in ("different", "same"):
@@ -63,7 +63,7 @@ def starts(seeds: int) -> list[dict]:
         lines,
     )
     table(
-        "Not recovered: clients of each true group (row) in each model (column)",
+        "Groups not found: clients of each true group (row) in each model (column)",
         ["run", "ARI", "table"],
         failures,
     )
@@ -71,7 +71,7 @@ def starts(seeds: int) -> list[dict]:
 
 
 def unknown(seeds: int) -> list[dict]:
-    """K unknown, at most 10 groups: how k is chosen, and a stop once groups are stable."""
+    """K unknown, at most 10 groups: rules for K, with and without a stop for stable groups."""
     figures, lines = [], []
     rules: dict[str, dict[str, Any]] = {
         "silhouette, margin 0.1": {},
@@ -99,7 +99,7 @@ def unknown(seeds: int) -> list[dict]:
 
 
 def few(seeds: int) -> list[dict]:
-    """200 clients of 29 training images, a tenth of them in each round; one pass or ten."""
+    """200 clients with 29 training images, a tenth of them per round; one epoch or ten."""
     figures, lines = [], []
     at = (1, 2, 3, 5, 10, 20)
     settings: dict[str, tuple[int, dict[str, Any]]] = {
@@ -121,7 +121,7 @@ def few(seeds: int) -> list[dict]:
         lines.append([name, *mean, sum(reached), sum(r["participants"][-1] == 1.0 for r in runs)])
         print(*lines[-1], flush=True)
     table(
-        f"Digits, 200 clients, 10 % a round, {seeds} seeds: mean ARI of participants at rounds",
+        f"Digits, 200 clients, 10 % per round, {seeds} seeds: mean ARI of participants at rounds",
         ["local work", *map(str, at), "1.0 within 10 rounds", "1.0 at the end"],
         lines,
     )
@@ -129,7 +129,7 @@ def few(seeds: int) -> list[dict]:
 
 
 def fewer(seeds: int) -> list[dict]:
-    """Ten groups of two clients, eight participants a round."""
+    """Ten groups of two clients, eight participants per round."""
     figures, lines = [], []
     at = (1, 2, 5, 10, 20, 40, 60)
     settings: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def net(data: FederatedData) -> Model:
 def follow(
     algorithm: Algorithm, data: FederatedData, seed: int, rounds: int, share: float = 1.0
 ) -> dict:
-    """One run: ARI on clients seen so far and on participants, groups used, what went wrong."""
+    """One run: ARI of the clients seen so far and of the participants, groups used, errors."""
     ari, participants, groups = [], [], []
     for state, info in run(algorithm, Simulation(data, seed, share), rounds):
         ari.append(metrics.adjusted_rand(state.assignment, data.truth))
@@ -189,7 +189,7 @@ def follow(
 
 
 def accuracy(algorithm: Algorithm, data: FederatedData, state: Any) -> float:
-    """Mean over clients that have a group of the accuracy on their own test data."""
+    """The mean accuracy of the clients with a group, each on its own test data."""
     scores = []
     for client in torch.nonzero(state.assignment >= 0).flatten():
         own = {name: leaf[state.assignment[client]] for name, leaf in state.models.items()}

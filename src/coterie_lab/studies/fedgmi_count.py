@@ -1,8 +1,8 @@
-"""How many components Blend's moments find, and whether its anchors are pure: no training.
+"""The number of components that Blend's moments find, and the purity of its anchors.
 
-Features are the first 16 principal components of the images. Lines: turned digits with equal
-clients, with clients of 50 to 1,000 images, and with labels drawn from Dirichlet(0.5), counted over
-all labels and inside each class.
+Nothing is trained. The features are the first 16 principal components of the images. The cases are
+rotated digits with clients of equal size, with clients of 50 to 1,000 images, and with labels from
+Dirichlet(0.5), counted over all labels and within each class.
 
     python -m coterie_lab.studies.fedgmi_count --seeds 10 --json count.json
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.algorithms.blend.simplex import per_class, simplex
 from coterie.metrics import match_components
 from coterie_lab.studies.common import options, table, write
-from coterie_lab.studies.fedgmi_study import CLIENTS, drawn_shares, images, turned, whole
+from coterie_lab.studies.fedgmi_study import CLIENTS, draw_shares, images, rotate, whole
 
 ANGLES = {
     "1": [0.0],
@@ -43,10 +43,10 @@ def one(
     x: dict[float, Tensor], y: Tensor, angles: list[float], n: Tensor, seed: int,
     labels: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Components counted on one federation, raw and inside classes; purity of the anchors."""
+    """Count the components of one federation, overall and within classes; check the anchors."""
     draw = np.random.default_rng(seed)
     k = len(angles)
-    shares = torch.ones(CLIENTS, 1).double() if k == 1 else drawn_shares("random", k, seed)
+    shares = torch.ones(CLIENTS, 1).double() if k == 1 else draw_shares("random", k, seed)
     counts = whole(shares, n)
     order = draw.permutation(len(y))
     pools = {c: [i for i in order if y[i] == c] for c in range(10)} if labels else {}
@@ -109,7 +109,7 @@ def main() -> None:
     settings = [("equal, n = 300", 300, None), ("equal, n = 50", 50, None)]
     settings += [("50 to 1,000", 0, None), ("Dirichlet(0.5) labels, n = 300", 300, 0.5)]
     for name, angles in ANGLES.items():
-        views = {a: turned(x, a) for a in angles}
+        views = {a: rotate(x, a) for a in angles}
         axes = basis([view[:2000] for view in views.values()])
         codes = {a: view.flatten(1) @ axes for a, view in views.items()}
         for title, n, labels in settings:
@@ -136,7 +136,7 @@ def main() -> None:
             write(args.json, kept)
             print(lines[-1], flush=True)
     head = ["true", "clients", "counted right", "inside classes", "anchors differ",
-            "least purity", "error of first shares", "eigenvalues, first seed"]  # fmt: skip
+            "least purity", "error of initial shares", "eigenvalues, first seed"]  # fmt: skip
     table("Components counted by moments", head, lines)
 
 

@@ -1,8 +1,8 @@
-"""Blend and FedGMI on mixtures of turned digits, letters, photographs: division, shares, experts.
+"""Blend and FedGMI on mixtures of rotated digits, letters and photographs.
 
-Fifty clients hold disjoint images of components that are turned by 0, 90 and 180 degrees (or upper
-and lower case), in shares of their own. Every line is one run; lines that are in
-the file already are not run again.
+Fifty clients have disjoint images of components in different shares. The components are rotations
+by 0, 90 and 180 degrees, or upper and lower case. The study measures the division of the samples,
+the shares and the experts. Every line is one run; runs that are in the file are not repeated.
 
     python -m coterie_lab.studies.fedgmi_study --only K2-linear --seeds 3 --json bars.json
 
@@ -42,7 +42,7 @@ CLIENTS = 50
 
 
 class Mixed(NamedTuple):
-    """A federation of mixtures, and what only a simulation knows."""
+    """A federation of mixtures, and the facts that only a simulation knows."""
 
     data: Any
     part: list[Tensor]  # component of every sample of each client
@@ -60,8 +60,8 @@ def images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[train].float() / 255, y[train], x[test].float() / 255, y[test]
 
 
-def turned(x: Tensor, degrees: float) -> Tensor:
-    """Images turned counter-clockwise: exactly by quarters, else bilinear."""
+def rotate(x: Tensor, degrees: float) -> Tensor:
+    """Rotate images counter-clockwise: exactly for multiples of 90 degrees, otherwise bilinear."""
     if degrees % 90 == 0:
         return torch.rot90(x, int(degrees // 90), (2, 3))
     angle = torch.tensor(degrees * torch.pi / 180)
@@ -71,8 +71,8 @@ def turned(x: Tensor, degrees: float) -> Tensor:
     return functional.grid_sample(x, grid, align_corners=False)
 
 
-def drawn_shares(kind: str, k: int, seed: int) -> Tensor:
-    """Shares of the components in each client: [clients, k]."""
+def draw_shares(kind: str, k: int, seed: int) -> Tensor:
+    """Draw the shares of the components for each client: [clients, k]."""
     draw = np.random.default_rng(seed + 7919)
     if kind == "linear":
         first = (torch.arange(CLIENTS) + 0.5) / CLIENTS
@@ -86,7 +86,7 @@ def drawn_shares(kind: str, k: int, seed: int) -> Tensor:
 
 
 def whole(shares: Tensor, n: Tensor) -> Tensor:
-    """Counts nearest to shares that add up to n."""
+    """Round shares to counts that add up to n."""
     exact = shares * n[:, None]
     counts = exact.floor().long()
     left = (n - counts.sum(1)).tolist()
@@ -100,7 +100,7 @@ def federation(
     x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, degrees: list[float], shares: Tensor,
     n: Tensor, seed: int, labels: float | None = None,
 ) -> Mixed:  # fmt: skip
-    """Clients of turned images; labels drawn from a Dirichlet distribution if asked for."""
+    """Clients with rotated images; optionally with labels from a Dirichlet distribution."""
     draw = np.random.default_rng(seed)
     order = torch.from_numpy(draw.permutation(len(x)))
     counts = whole(shares, n)
@@ -121,17 +121,17 @@ def federation(
     xs, ys, parts = [], [], []
     for i, rows in enumerate(picked):
         part = torch.repeat_interleave(torch.arange(len(degrees)), counts[i])
-        xs.append(torch.cat([turned(x[rows[part == j]], d) for j, d in enumerate(degrees)]))
+        xs.append(torch.cat([rotate(x[rows[part == j]], d) for j, d in enumerate(degrees)]))
         ys.append(y[rows])
         parts.append(part)
     data = from_arrays(xs, ys, test_fraction=0.0)
-    tests = [(turned(tx, d), ty) for d in degrees]
+    tests = [(rotate(tx, d), ty) for d in degrees]
     return Mixed(data, parts, counts / n[:, None], tests, 10)
 
 
 def letters(shares: Tensor, n: int, seed: int) -> Mixed:
     """Upper against lower case, 26 labels; 3,000 of each case held out."""
-    _, _, x, y = images("emnist")  # the test file alone has letters enough
+    _, _, x, y = images("emnist")  # the test file alone has enough letters
     draw = np.random.default_rng(seed)
     pools, tests = [], []
     for low in (10, 36):
@@ -170,20 +170,20 @@ def models(classes: int) -> tuple[Model, Model]:
 
 
 def slope(estimate: Tensor, truth: Tensor) -> float:
-    """Regression of the estimate on the truth, over clients and components."""
+    """The slope of a regression of the estimate on the truth, over clients and components."""
     t, e = truth - truth.mean(0), estimate - estimate.mean(0)
     return float((t * e).sum() / (t * t).sum())
 
 
 def best_order(estimate: Tensor, truth: Tensor) -> list[int]:
-    """Which estimated component is which true one, by shares."""
+    """Match the estimated components to the true ones by their shares."""
     k = truth.shape[1]
     cost = {p: float((estimate[:, list(p)] - truth).abs().mean()) for p in permutations(range(k))}
     return list(min(cost, key=lambda p: cost[p]))
 
 
 def judge(algorithm: Blend | FedGMI, fed: Simulation, state: Any, mixed: Mixed) -> dict[str, Any]:
-    """All figures of one state."""
+    """Compute all figures of one state."""
     k, truth = mixed.shares.shape[1], mixed.shares
     found = algorithm.mixture(state, fed.everyone())
     if found is None or found.others["count"].shape[1] != k:
@@ -191,7 +191,7 @@ def judge(algorithm: Blend | FedGMI, fed: Simulation, state: Any, mixed: Mixed) 
     order = best_order(found.others["count"], truth)
     out: dict[str, Any] = {"k": k}
     for name, estimate in found.others.items():
-        # Moments know nothing of the division, and may be right where its counts are not.
+        # The moments do not depend on the division and can be right where its counts are wrong.
         estimate = estimate[:, best_order(estimate, truth) if name == "moments" else order]
         out[name] = [float((estimate - truth).abs().mean()), slope(estimate, truth)]
     out["spearman"] = min(v or 0 for v in mixture_error(found.others["count"], truth)["spearman"])
@@ -252,7 +252,7 @@ def judge(algorithm: Blend | FedGMI, fed: Simulation, state: Any, mixed: Mixed) 
 
 
 def purity(state: Any, truth: Tensor) -> dict[str, Any]:
-    """Whether the anchors are pure clients of different components."""
+    """Check whether the anchors are pure clients of different components."""
     at = torch.nonzero(state.anchor >= 0).flatten()
     shares = truth[at]
     largest = shares.argmax(1)
@@ -267,7 +267,7 @@ def purity(state: Any, truth: Tensor) -> dict[str, Any]:
 def draw(
     algorithm: Blend, fed: Simulation, state: Any, mixed: Mixed, history: dict[int, Any], out: Path
 ) -> None:
-    """All pictures of a run."""
+    """Draw all pictures of a run."""
     found = algorithm.mixture(state, fed.everyone())
     order = best_order(found.others["count"], mixed.shares)
     named = {name: found.others[name][:, order].tolist() for name in ("count", "tail", "anchor")}
@@ -288,7 +288,7 @@ def draw(
 
 
 def decode(algorithm: Blend, state: Any, m: int = 6) -> Tensor:
-    """Samples drawn from every VAE, the same codes each time: [k, m, c, h, w]."""
+    """Draw samples from every VAE, always with the same codes: [k, m, c, h, w]."""
     code = normal(seed_key(0), (m, latent_size(algorithm.vae)))
     with torch.no_grad():
         shown = [
@@ -298,13 +298,13 @@ def decode(algorithm: Blend, state: Any, m: int = 6) -> Tensor:
     return torch.stack(shown)
 
 
-PICTURES: list[Path] = []  # folder to draw to, if one was asked for
+PICTURES: list[Path] = []  # folder for pictures, if one was given
 
 
 def run(
     algorithm: Blend, mixed: Mixed, seed: int, selected: int, most: int = 10**6
 ) -> dict[str, Any]:
-    """One run to its end, with figures at the start, after some rounds and at the end."""
+    """Run to the end, with figures at the start, after some rounds and at the end."""
     history: dict[int, Any] = {}
     fed = Simulation(mixed.data, seed, selected / CLIENTS)
     began = time.process_time()
@@ -343,7 +343,7 @@ def run(
 
 
 def run_printed(classes: int, k: int, mixed: Mixed, seed: int, rounds: int = 40) -> Any:
-    """FedGMI as printed for some rounds, with figures at the end."""
+    """Run FedGMI for some rounds, with figures at the end."""
     vae, expert = models(classes)
     algorithm = FedGMI(vae, k, expert)
     fed = Simulation(mixed.data, seed, 5 / CLIENTS)
@@ -378,7 +378,7 @@ def method(classes: int, n: int, **changes: Any) -> Blend:
 
 
 def digits(degrees: list[float], kind: str, n: int, seed: int, **more: Any) -> Mixed:
-    shares = drawn_shares(kind, len(degrees), seed)
+    shares = draw_shares(kind, len(degrees), seed)
     return federation(*images("mnist"), degrees, shares, torch.full((CLIENTS,), n), seed, **more)
 
 
@@ -386,7 +386,7 @@ TWO, THREE, NEAR = [0.0, 90.0], [0.0, 90.0, 180.0], [0.0, 25.0]
 
 
 def lines() -> dict[str, Any]:
-    """The runs by name: a function of the seed each."""
+    """The runs by name; each is a function of the seed."""
 
     def digits_run(degrees: list[float], kind: str, n: int, s: int = 5, **changes: Any) -> Any:
         return lambda seed: run(method(10, n, **changes), digits(degrees, kind, n, seed), seed, s)
@@ -397,7 +397,7 @@ def lines() -> dict[str, Any]:
 
     def letters_run(kind: str, s: int = 5, **changes: Any) -> Any:
         def one(seed: int) -> dict[str, Any]:
-            mixed = letters(drawn_shares(kind, 2, seed), 300, seed)
+            mixed = letters(draw_shares(kind, 2, seed), 300, seed)
             out = run(method(26, 300, **changes), mixed, seed, s)
             return {**out, "n": len(mixed.part[0])}
 
@@ -407,7 +407,7 @@ def lines() -> dict[str, Any]:
         degrees: list[float], n: int, rounds: int, widths: tuple[int, ...] = (16, 32)
     ) -> Any:
         def one(seed: int) -> dict[str, Any]:
-            shares = drawn_shares("random", len(degrees), seed)
+            shares = draw_shares("random", len(degrees), seed)
             x, y, tx, ty = images("cifar10")
             sizes = torch.full((CLIENTS,), n)
             mixed = federation(x, y, tx[:2000], ty[:2000], degrees, shares, sizes, seed)

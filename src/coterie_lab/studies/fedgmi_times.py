@@ -1,9 +1,10 @@
-"""What Blend's parts cost: one division pass of fifty clients, and one round of training.
+"""The time of Blend's parts: one division pass of fifty clients, and one round of training.
 
-Clients have 300 turned digits each. A division scores every sample under every VAE and settles
-offsets, parts and shares. A round trains both models of every component on a client's part of it;
-parts add up to the client's data, so a round with three components should cost what one model on
-all data costs: more means that samples outside a part are paid for. Seconds of one core.
+Each client has 300 rotated digits. A division scores every sample with every VAE and computes
+offsets, parts and shares. A round trains both models of every component on the part of the client's
+data that belongs to it. The parts add up to the data, so a round with three components should take
+as long as one model on all data. If it takes longer, it computes samples outside the parts. Times
+are seconds of one core.
 
     python -m coterie_lab.studies.fedgmi_times --profile
 
@@ -24,8 +25,8 @@ from coterie_lab.studies.common import options, table, write
 from coterie_lab.studies.fedgmi_study import CLIENTS, THREE, TWO, digits, method
 
 
-def timed(work: Callable[[], Any], times: int, profile: bool) -> float:
-    """Best of some times, in seconds of this process; the first, which warms up, does not count."""
+def time_best(work: Callable[[], Any], times: int, profile: bool) -> float:
+    """The best of several times, in seconds of this process; the first call is not timed."""
     work()
     seconds = []
     for _ in range(times):
@@ -39,8 +40,8 @@ def timed(work: Callable[[], Any], times: int, profile: bool) -> float:
     return min(seconds)
 
 
-def measured(degrees: list[float], k: int | None, stack: bool, args: Any) -> dict[str, float]:
-    """A division pass and a training round, after two rounds."""
+def measure(degrees: list[float], k: int | None, stack: bool, args: Any) -> dict[str, float]:
+    """Time a division pass and a training round, after two rounds."""
     algorithm = method(10, 300, n_components=k, warm_rounds=2, anchor_epochs=1)
     fed = Simulation(digits(degrees, "random", 300, 0).data, 0, 5 / CLIENTS, stack=stack)
     fed.begin(-1)
@@ -72,24 +73,24 @@ def measured(degrees: list[float], k: int | None, stack: bool, args: Any) -> dic
     profile = args.profile and stack
     return {
         "components": len(state.offsets),
-        "division": timed(division, args.seeds, profile),
-        "round": timed(training, args.seeds, profile),
+        "division": time_best(division, args.seeds, profile),
+        "round": time_best(training, args.seeds, profile),
     }
 
 
 def main() -> None:
     parser = options(__doc__, 2)
-    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print a profile")
     args = parser.parse_args()
     lines, figures = [], {}
     for degrees, k in ((THREE, 3), (TWO, 2), (THREE, 1)):
         for stack in (True, False):
-            got = measured(degrees, k, stack, args)
+            got = measure(degrees, k, stack, args)
             name = f"{len(degrees)} kinds, {k} components, {'stacked' if stack else 'one by one'}"
             figures[name] = got
             lines.append([name, got["division"], got["round"]])
             print(lines[-1], flush=True)
-    table("Seconds of one core", ["", "division, 50 clients", "round, 5 clients"], lines)
+    table("Seconds on one core", ["", "division, 50 clients", "round, 5 clients"], lines)
     write(args.json, figures)
 
 

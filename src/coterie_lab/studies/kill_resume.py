@@ -1,10 +1,10 @@
-"""Kill a run with SIGKILL at random moments, resume it, and compare every file it leaves.
+"""Kill a run with SIGKILL at random moments, resume it, and compare all its files.
 
     python -m coterie_lab.studies.kill_resume --kills 20 --json kills.json
 
-Each trial starts the same run in a new folder, kills the process at a random moment between its
-start and the end of an unbroken run (half of them once or twice more), and resumes. Equal means:
-`final/`, `summary.json` and `rounds.jsonl` have the same bytes as those of the unbroken run.
+Each trial starts the same run in a new folder, kills the process at a random moment, and resumes
+it. Half of the trials kill the process once or twice more. A trial is equal if `final/`,
+`summary.json` and `rounds.jsonl` have the same bytes as in a run without interruption.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> None:
             )
             try:
                 process.wait(moment)
-                if not moments:  # it ended first: begin the trial again
+                if not moments:  # the run finished before the kill: start the trial again
                     shutil.rmtree(out)
                 continue
             except subprocess.TimeoutExpired:
@@ -101,7 +101,7 @@ def main() -> None:
         )
         shutil.rmtree(out)
     equal = sum(not row["different"] for row in rows)
-    print(f"{equal} of {len(rows)} equal to the unbroken run")
+    print(f"{equal} of {len(rows)} equal to the run without interruption")
     shutil.rmtree(folder)
     if options.json:
         options.json.write_text(json.dumps({"equal": equal, "trials": rows}, indent=1))

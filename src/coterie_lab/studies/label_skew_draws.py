@@ -1,8 +1,8 @@
-"""How much of an accuracy under CLoVE's label skews 2 and 3 is the draw of classes and shares?
+"""How much the accuracy in CLoVE's label skews 2 and 3 depends on the draw of classes and shares.
 
-The published tables draw them once, so that deviations over seeds do not contain that draw, and
-they draw the shares of test rows apart from those of training rows. Here a few rounds run under
-several draws (draw 0 is that of the recipes), with either kind of test shares.
+The published tables draw them once, so the standard deviations over seeds do not include this draw.
+They also draw the shares of the test rows separately from those of the training rows. This study
+runs a few rounds with several draws (draw 0 is that of the recipes) and both kinds of test shares.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from coterie_lab.studies.common import options, table, write
 
 
 def accuracy(mixing: str, column: str, method: str, rounds: int, draw: int, shares: str) -> float:
-    """Test accuracy in % after some rounds, the mean over clients."""
+    """The test accuracy in % after some rounds, as the mean over clients."""
     cut = {"partition_seed": draw, "test_shares": shares}
     tables = description(mixing, column, method, 1, "paper", data=cut, run={"rounds": rounds})
     ready = build(tables)
@@ -36,7 +36,15 @@ def main() -> None:
             found = [accuracy(*cell, args.rounds, draw, shares) for draw in range(args.seeds)]
             figures.append({"cell": cell, "test_shares": shares, "accuracy": found})
             lines.append([*cell, shares, found, float(np.mean(found)), float(np.std(found))])
-    heads = ["", "data", "method", "test shares", "accuracy in % by draw", "mean", "deviation"]
+    heads = [
+        "",
+        "data",
+        "method",
+        "test shares",
+        "accuracy in % by draw",
+        "mean",
+        "standard deviation",
+    ]
     table(f"{args.rounds} rounds, seed 1", heads, lines)
     write(args.json, {"rounds": args.rounds, "figures": figures})
 

@@ -1,8 +1,8 @@
-"""Mixed linear regression of CLoVE's Fig. 3: from which round on are the groups right?
+"""Mixed linear regression of CLoVE's Fig. 3: the first round with the right groups.
 
-Five groups of five clients, d = 20, noise 1e-4, 900 samples each. Adam 1e-3, batches of 100,
-25 epochs a round, round 1 clusters the losses of the first models. IFCA runs on the same data
-from the same kind of first models.
+Five groups of five clients, d = 20, noise 1e-4, 900 samples each. Adam with 1e-3, batches of 100,
+25 epochs per round. Round 1 clusters the losses of the initial models. IFCA runs on the same data
+with the same kind of initial models.
 """
 
 from coterie import metrics, models
@@ -61,7 +61,7 @@ def main() -> None:
             lines.append([f"{separation:g}", name, firsts, ends])
             print(*lines[-1], flush=True)
     table(
-        f"First of {args.rounds} rounds from which ARI is and stays 1, seeds 0 to {args.seeds - 1}",
+        f"First of {args.rounds} rounds after which the ARI stays 1, seeds 0 to {args.seeds - 1}",
         ["separation", "method", "first round", "ARI at the end"],
         lines,
     )

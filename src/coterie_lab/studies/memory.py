@@ -1,9 +1,9 @@
-"""Peak memory of one IFCA round by number of clients: it must not grow by a model per client.
+"""Peak memory of one IFCA round by number of clients; it must not grow by one model per client.
 
     python -m coterie_lab.studies.memory --clients 250 1000 2000
 
-Every size runs in a process of its own. 784-200-10 MLP (159,010 weights, 636 kB), 50 images of
-uint8 noise per client from a common pool of 10,000, four groups, 10 full-batch steps.
+Each size runs in its own process: an MLP 784-200-10 (159,010 weights, 636 kB), 50 images of uint8
+noise per client from a common pool of 10,000, four groups, 10 full-batch steps.
 """
 
 import argparse

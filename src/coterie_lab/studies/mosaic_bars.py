@@ -1,12 +1,12 @@
-"""What mosaic is held to: recovered groups on made and real data, beside rivals that are told K.
+"""The goals of mosaic: groups found on synthetic and real data, compared with rivals that know K.
 
-Every figure is on seeds no choice was made on. Global ARI is over all samples of all clients,
-per-client ARI the mean of each client's own. Rivals: k-FED (ten local starts, k-means on the
-server), federated k-means (ten rounds) and, seeing all data, a central spherical mixture with five
-starts. Clients are told how many components they have, as in the paper. On real data two lines
-more, which no bar judges: mosaic with components that are round in the units the samples have, and
-mosaic where clients count their components themselves. With 100 clients a third: mosaic where a
-group never holds two components of one client.
+No decision was based on the seeds used here. The global ARI is over all samples of all clients; the
+per-client ARI is the mean of each client's own ARI. The rivals are k-FED (ten local starts, k-means
+on the server), federated k-means (ten rounds) and a central spherical mixture with five starts on
+the pooled data. Clients know their number of components, as in the paper. On real data there are
+two more rows without a goal: mosaic with spherical components in the units of the samples, and
+mosaic with clients that count their components. With 100 clients there is a third: mosaic in which
+a group never has two components of the same client.
 Run one bar: `python -m coterie_lab.studies.mosaic_bars --bar 5`.
 """
 
@@ -45,19 +45,19 @@ from coterie_lab.studies.common import options, table, write
 from coterie_lab.studies.thorough_kfed import ThoroughKFed
 
 Make = Callable[[int], FederatedData]
-MOST = "k-FED, most first"  # it begins with the client that has the most centres
-ROUND = "mosaic, tied"  # round components in the units the samples have
-OWN = "mosaic, clients count"  # the default: nobody is told how many components it has
-STRICT = "mosaic, exclusive"  # two components of a client are never one group
+MOST = "k-FED, most first"  # it starts with the client that has the most centres
+ROUND = "mosaic, tied"  # spherical components in the units of the samples
+OWN = "mosaic, clients count"  # the default: clients do not know their number of components
+STRICT = "mosaic, exclusive"  # two components of a client are never in one group
 BESIDE: dict[str, Algorithm] = {
     ROUND: Mosaic(n_components="facts", covariance="tied"),
     OWN: Mosaic(),
 }
-FIRST = 700  # seeds from here on were never used for a choice; see --first
+FIRST = 700  # no decision was based on seeds from here on; see --first
 
 
 def fit(method: Algorithm, data: FederatedData, seed: int) -> tuple[Simulation, Any]:
-    """Run a method until it is done."""
+    """Run a method until it is finished."""
     fed = Simulation(data, seed)
     for state, _ in play(method, fed):  # noqa: B007 - the last one counts
         pass
@@ -65,14 +65,14 @@ def fit(method: Algorithm, data: FederatedData, seed: int) -> tuple[Simulation, 
 
 
 def both(labels: list[np.ndarray], true: list[np.ndarray]) -> tuple[float, float]:
-    """Global and mean per-client ARI."""
+    """The global ARI and the mean ARI over clients."""
     whole = adjusted_rand_score(np.concatenate(true), np.concatenate(labels))
     own = [adjusted_rand_score(t, f) for t, f in zip(true, labels, strict=True)]
     return float(whole), float(np.mean(own))
 
 
-def scored(method: Algorithm, data: FederatedData, seed: int) -> dict[str, float]:
-    """Number of groups, both scores and seconds of one fit."""
+def score(method: Algorithm, data: FederatedData, seed: int) -> dict[str, float]:
+    """Run a method; return the number of groups, both ARIs and the seconds."""
     began = time.process_time()
     fed, state = fit(method, data, seed)
     seconds = time.process_time() - began
@@ -82,7 +82,7 @@ def scored(method: Algorithm, data: FederatedData, seed: int) -> dict[str, float
 
 
 def central(data: FederatedData, k: int, seed: int) -> dict[str, float]:
-    """The central mixture, told K."""
+    """The central mixture with a given K."""
     rows = data.rows["train"]
     cuts = rows.sizes.cumsum(0)[:-1].numpy()
     labels = central_gmm(data.x[rows.index].numpy(), k, seed)
@@ -91,7 +91,7 @@ def central(data: FederatedData, k: int, seed: int) -> dict[str, float]:
 
 
 def rivals(k: int, rounds: int = 10) -> dict[str, Algorithm]:
-    """The federated ones, told K."""
+    """The federated rivals with a given K."""
     return {
         "k-FED": ThoroughKFed(n_clusters=k),
         MOST: ThoroughKFed(n_clusters=k, most_first=True),
@@ -108,13 +108,13 @@ def compare(
     rounds: int = 10,
     beside: Mapping[str, Algorithm] | None = None,
 ) -> dict[str, Any]:
-    """One setting: mosaic beside those told K, over the seeds."""
+    """Compare mosaic with the rivals in one setting, over all seeds."""
     method = Mosaic(n_components="facts") if method is None else method
     lines: dict[str, list[dict[str, float]]] = {}
     for seed in range(FIRST, FIRST + seeds):
         data = make(seed)
         for who, other in {"mosaic": method, **(beside or {}), **rivals(k, rounds)}.items():
-            lines.setdefault(who, []).append(scored(other, data, seed))
+            lines.setdefault(who, []).append(score(other, data, seed))
         lines.setdefault("central EM", []).append(central(data, k, seed))
     mean = {n: {m: float(np.mean([r[m] for r in rs])) for m in rs[0]} for n, rs in lines.items()}
     found = {n: [int(line["K"]) for line in rs] for n, rs in lines.items() if "mosaic" in n}
@@ -146,13 +146,13 @@ def compare(
 
 
 def verdict(text: str, holds: bool) -> dict[str, Any]:
-    """A bar and whether it holds."""
+    """A goal and whether it is met."""
     print(f"{'holds' if holds else 'MISSED'}: {text}", flush=True)
     return {"bar": text, "holds": bool(holds)}
 
 
-def reduced(x: np.ndarray, d: int) -> np.ndarray:
-    """Principal components of pooled samples (equal to the federated ones, as a test shows)."""
+def reduce_dimensions(x: np.ndarray, d: int) -> np.ndarray:
+    """Principal components of pooled samples; a test shows that the federated ones are equal."""
     return np.asarray(PCA(d, random_state=0).fit_transform(x))
 
 
@@ -160,27 +160,27 @@ def reduced(x: np.ndarray, d: int) -> np.ndarray:
 def digits(d: int = 20) -> tuple[np.ndarray, np.ndarray]:
     """Scikit-learn's digits."""
     x, y = load_digits(return_X_y=True)
-    return reduced(x / 16, d), y
+    return reduce_dimensions(x / 16, d), y
 
 
 @cache
 def images(name: str, d: int, per_class: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Images, all of them or the first so many of each class."""
+    """Images of a data set: all, or the first ones of each class."""
     pool = sources.load(name)
     x, y = pool.x.flatten(1).numpy(), pool.y.long().numpy()
     if per_class is not None:
         rows = np.concatenate([np.flatnonzero(y == c)[:per_class] for c in range(y.max() + 1)])
         x, y = x[rows], y[rows]
-    return reduced(x / np.float32(255), d).astype(np.float64), y
+    return reduce_dimensions(x / np.float32(255), d).astype(np.float64), y
 
 
 def uci(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A table as it is."""
+    """A table without changes."""
     pool = sources.load(name)
     return pool.x.double().numpy(), pool.y.long().numpy()
 
 
-# the bars
+# the goals
 
 
 def bar_1(seeds: int) -> list[Any]:
@@ -218,7 +218,7 @@ def bar_1(seeds: int) -> list[Any]:
 
 
 def bar_2(seeds: int) -> list[Any]:
-    """Small clients, four deviations apart."""
+    """Small clients, groups four standard deviations apart."""
     make = lambda seed: mixture_tight(30, 10, 10, 100, 4.0, seed=seed)  # noqa: E731
     got = compare("tight (30, 10, 10, 100, 4)", make, 10, seeds)
     ari = got["mean"]["mosaic"]["ari"]
@@ -251,13 +251,13 @@ def bar_3(seeds: int) -> list[Any]:
 
 
 def bar_4(seeds: int) -> list[Any]:
-    """Clients whose copies of a group are shifted."""
+    """Groups that are shifted differently on each client."""
     out: list[Any] = []
     method = Mosaic(n_components="facts")
     for n in (200, 1000):
         for shift in (0.2, 0.5, 1.0):  # no bar asks for the last
             runs = [
-                scored(method, mixture_tight(30, 10, 10, n, 6.0, shift=shift, seed=seed), seed)
+                score(method, mixture_tight(30, 10, 10, n, 6.0, shift=shift, seed=seed), seed)
                 for seed in range(FIRST, FIRST + seeds)
             ]
             counts = [int(run["K"]) for run in runs]
@@ -284,7 +284,7 @@ def _margins(
     return out
 
 
-def _between(got: dict[str, Any], low: float, high: float) -> Any:
+def _check_range(got: dict[str, Any], low: float, high: float) -> Any:
     k = got["mean"]["mosaic"]["K"]
     return verdict(f"{got['name']}: mean K {k:.1f} in {low}-{high}", low <= k <= high)
 
@@ -296,7 +296,7 @@ def bar_5(seeds: int) -> list[Any]:
         make = lambda seed, c=clients, a=low, b=high: split_classes(*digits(), c, a, b, seed)  # noqa: E731
         got = compare(f"digits-20, {clients} clients, {low}-{high}", make, 10, seeds, beside=BESIDE)
         ari = got["mean"]["mosaic"]["ari"]
-        out += [got, *_margins(got, 0.12, 0.05), _between(got, 10, 12.5)]
+        out += [got, *_margins(got, 0.12, 0.05), _check_range(got, 10, 12.5)]
         out.append(verdict(f"{got['name']}: ARI {ari:.3f} >= 0.75", ari >= 0.75))
     return out
 
@@ -310,14 +310,14 @@ def bar_6(seeds: int) -> list[Any]:
         )
         name = f"MNIST-{d}, {clients} clients, {low}-{high}"
         got = compare(name, make, 10, seeds, beside=BESIDE)
-        out += [got, *_margins(got, 0.12, 0.03), _between(got, 10, 14)]
+        out += [got, *_margins(got, 0.12, 0.03), _check_range(got, 10, 14)]
     return out
 
 
 def bar_7(seeds: int) -> list[Any]:
     """100 clients."""
-    # The range asked for on Fashion-MNIST begins above its ten classes, and a run that finds
-    # exactly ten is outside: so strict exclusivity, which splits more, is judged there, too.
+    # The goal on Fashion-MNIST begins above its ten classes, so a run that finds exactly ten does
+    # not meet it. Strict exclusivity, which splits more, is therefore compared there as well.
     out: list[Any] = []
     beside = {**BESIDE, STRICT: Mosaic(n_components="facts", exclusivity=0.0)}
     for name, least, low, high, judged in (
@@ -341,10 +341,11 @@ def bar_7(seeds: int) -> list[Any]:
 
 def bar_8(seeds: int) -> list[Any]:
     """Tables of the UCI repository."""
-    # The paper of k-FED lets any client's centres come first; both choices are rivals. When the bar
-    # was set, k-FED had 0.560 and 0.439 on species and genus (ten seeds). Begun by any client it
-    # has 0.638 and 0.539 on seeds 1000 to 1149, by the one with the most centres 0.508 and 0.443;
-    # means of ten seeds deviate by 0.06 and 0.04. So it was rather the second.
+    # The k-FED paper allows the centres of any client to come first; both choices are rivals. When
+    # the goal was set, k-FED had 0.560 and 0.439 on species and genus (ten seeds). On seeds 1000 to
+    # 1149 it has 0.638 and 0.539 if it starts with any client, and 0.508 and 0.443 if it starts
+    # with the client with the most centres. Means of ten seeds have a standard deviation of 0.06
+    # and 0.04, so the goal was probably set with the second choice.
     out: list[Any] = []
     for name, clients, high, k, extra in (
         ("waveform", 10, 3, 3, 1),
@@ -354,7 +355,7 @@ def bar_8(seeds: int) -> list[Any]:
     ):
         make = lambda seed, n=name, c=clients, b=high: split_classes(*uci(n), c, 2, b, seed)  # noqa: E731
         got = compare(f"{name}, {clients} clients, 2-{high}", make, k, seeds, beside=BESIDE)
-        out += [got, *_margins(got, 0.0, -0.03, ("k-FED", MOST)), _between(got, 1, k + extra)]
+        out += [got, *_margins(got, 0.0, -0.03, ("k-FED", MOST)), _check_range(got, 1, k + extra)]
     return out
 
 
@@ -372,7 +373,7 @@ def bar_9(seeds: int) -> list[Any]:
         clients = np.repeat(np.arange(2000), 5)
         began, wall = time.process_time(), time.perf_counter()
         got = merging.merge(n, centres, np.ones(len(n)), clients)
-        seconds = time.process_time() - began  # of one core, whoever else is at work
+        seconds = time.process_time() - began  # processor time of one core
         wall = time.perf_counter() - wall
         ari = adjusted_rand_score(true, got.labels)
         text = (
@@ -381,7 +382,7 @@ def bar_9(seeds: int) -> list[Any]:
         )
         out.append(verdict(text, ari == 1 and (most is None or seconds < most)))
     data = mixture_tight(100, 20, 50, 300, 6.0, 8, 8, seed=FIRST)
-    line = scored(Mosaic(n_components="facts"), data, FIRST)
+    line = score(Mosaic(n_components="facts"), data, FIRST)
     text = f"100 clients x 8 components x 50 dimensions: {line['seconds']:.1f} s, K {line['K']}"
     out.append(verdict(f"{text}, ARI {line['ari']:.3f}", line["seconds"] < 30))
     return out
@@ -436,7 +437,7 @@ def bar_11(seeds: int) -> list[Any]:
             data = mixture_tight(30, 10, 10, 200, 4.0, seed=seed)
             clip = float((data.x - data.x.mean(0)).norm(dim=1).max())
             private = Mosaic(n_components="facts", refine=5, noise=noise_for(eps, 5), clip=clip)
-            runs.append(scored(private, data, seed)["ari"])
+            runs.append(score(private, data, seed)["ari"])
         text = f"noise at eps = {eps:g}: ARI {np.mean(runs):.3f}"
         out.append(
             verdict(text + (" >= 0.96" if eps == 2 else ""), eps != 2 or np.mean(runs) >= 0.96)
@@ -444,12 +445,12 @@ def bar_11(seeds: int) -> list[Any]:
     return out
 
 
-def _shaped(seed: int, kind: str, separation: float) -> FederatedData:
-    """Groups whose covariances have eigenvalues 0.2 to 3: one for all, own, or axis-parallel.
+def _draw_shapes(seed: int, kind: str, separation: float) -> FederatedData:
+    """Groups with covariances of eigenvalues 0.2 to 3: one for all, different, or axis-parallel.
 
-    The steps between eigenvalues are equal factors: with these, and not with equal differences, a
-    central spherical mixture has on seeds 0 to 4 the agreement that was measured for it when the
-    bar was set (0.966, 0.936, 0.962 for 0.969, 0.951, 0.962; with differences 0.907, 0.886, 0.935).
+    The ratio between successive eigenvalues is constant. With this rule, a central spherical
+    mixture has about the same ARI on seeds 0 to 4 as when the goal was set: 0.966, 0.936, 0.962
+    instead of 0.969, 0.951, 0.962. With constant differences it has 0.907, 0.886, 0.935.
     """
     rng = np.random.default_rng([seed, 9])
     data = mixture_tight(20, 8, 5, 400, separation, seed=seed)
@@ -468,8 +469,8 @@ def _shaped(seed: int, kind: str, separation: float) -> FederatedData:
     return federate(np.split(x, sizes), np.split(y, sizes), counts, 8)
 
 
-def _knowing_all(data: FederatedData, one: bool) -> float:
-    """ARI of whoever knows each group's mean and covariance, and what every client holds."""
+def _classify_exactly(data: FederatedData, one: bool) -> float:
+    """The ARI of a classifier that knows the means and covariances, and each client's groups."""
     rows = data.rows["train"]
     x, y = data.x[rows.index].numpy(), data.y[rows.index].numpy()
     cuts = rows.sizes.cumsum(0)[:-1].numpy()
@@ -490,12 +491,12 @@ def bar_12(seeds: int) -> list[Any]:
     out: list[Any] = []
     for separation in (5.0, 7.0):
         for kind in ("one", "own", "axis-parallel"):
-            data = [_shaped(seed, kind, separation) for seed in range(FIRST, FIRST + seeds)]
-            ceiling = np.mean([_knowing_all(one, kind == "one") for one in data])
-            print(f"{kind}, R = {separation:g}: knowing all but the labels gives {ceiling:.4f}")
+            data = [_draw_shapes(seed, kind, separation) for seed in range(FIRST, FIRST + seeds)]
+            ceiling = np.mean([_classify_exactly(one, kind == "one") for one in data])
+            print(f"{kind}, R = {separation:g}: with known means and covariances {ceiling:.4f}")
             for covariance in ("spherical", "diagonal", "full"):
                 method = Mosaic(n_components="facts", covariance=covariance)  # type: ignore[arg-type]
-                runs = [scored(method, one, FIRST + i) for i, one in enumerate(data)]
+                runs = [score(method, one, FIRST + i) for i, one in enumerate(data)]
                 counts = [int(run["K"]) for run in runs]
                 ari = float(np.mean([run["ari"] for run in runs]))
                 name, seen = f"{kind}, R = {separation:g}, {covariance}", sorted(set(counts))

@@ -1,8 +1,8 @@
-"""How fast the rounds of mosaic converge: distance of all centres to the fixed point, by round.
+"""How fast the rounds of mosaic converge: distance of the centres to the fixed point, by round.
 
-The fixed point of a run is where it stands after many more rounds. Distances are those of the
-farthest centre of any client, in standard deviations of the groups; the median over seeds. A rate
-is the factor per round, fitted between 0.1 and 1e-8 standard deviations. "alone" is local EM: the
+The fixed point of a run is its state after many more rounds. The distance is that of the farthest
+centre of any client, in standard deviations of the groups, as the median over seeds. The rate is
+the factor per round, fitted between 0.1 and 1e-8 standard deviations. "alone" is local EM: the
 server returns no centres.
 """
 
@@ -19,11 +19,11 @@ from coterie_lab.figures.balls import convergence_picture
 from coterie_lab.studies.common import options, table, write
 
 FIRST = 700
-ROUNDS, LAST = 40, 160  # rounds shown, and rounds after which nothing moves any more
+ROUNDS, LAST = 40, 160  # rounds shown, and rounds until the fixed point
 
 
 def distances(method: Mosaic, separation: float, seed: int, alone: bool) -> np.ndarray:
-    """Distance of the farthest centre to where it ends, after each round."""
+    """The distance of the farthest centre to its fixed point after each round."""
     data = mixture_tight(20, 8, 5, 300, separation, 2, 5, seed=seed)
     fed = Simulation(data, seed)
     fed.begin(-1)
@@ -45,7 +45,7 @@ def distances(method: Mosaic, separation: float, seed: int, alone: bool) -> np.n
 
 
 def rate(values: np.ndarray) -> float:
-    """Factor per round where the distance is small but not yet rounding error."""
+    """The factor per round while the distance is small but above the rounding error."""
     inside = np.flatnonzero((values < 0.1) & (values > 1e-8))
     if len(inside) < 3:
         return float("nan")
@@ -54,7 +54,7 @@ def rate(values: np.ndarray) -> float:
 
 def main() -> None:
     parser = options(__doc__, 10)
-    parser.add_argument("--out", type=Path, help="picture to draw")
+    parser.add_argument("--out", type=Path, help="file of the picture")
     arguments = parser.parse_args()
     curves, lines, figures = {}, [], {}
     for separation in (8.0, 6.0, 4.0):

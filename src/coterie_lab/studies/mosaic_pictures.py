@@ -1,4 +1,4 @@
-"""Draw mosaic at work in two dimensions: balls by round (PNG and GIF), and the path of merges."""
+"""Draw a run of mosaic in two dimensions: balls by round (PNG, GIF) and the path of merges."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from coterie_lab.studies.common import options
 
 def main() -> None:
     parser = options(__doc__, 1)
-    parser.add_argument("--out", type=Path, default=Path(), help="folder to write to")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the pictures")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     data = mixture_tight(6, 5, 2, 120, 5.0, 2, 4, seed=3)

@@ -1,15 +1,15 @@
-"""Newcomers on the demo data: known groups must be recognised, foreign clients refused.
+"""Newcomers on the demo data: members of known groups must be placed, others refused.
 
     python -m coterie_lab.studies.newcomers --seeds 3 --json newcomers.json
 
-The members are the quickstart's clients (rotated digits, 40 clients, 4 groups, the same model,
-training and rounds), cut from 70 % of the images. Newcomers are drawn from the other 30 %, which no
-member has seen: 60 to 180 different images each, turned as their group turns them. Foreign clients
-are such draws with the pixels inverted, or uniform noise under the labels of a draw.
+The members are the clients of the quickstart (rotated digits, 40 clients, 4 groups, the same model,
+training and rounds), with 70 % of the images. Newcomers are drawn from the other 30 %: 60 to 180
+different images each, rotated as in their group. Foreign clients are such draws with inverted
+pixels, or uniform noise with the labels of a draw.
 
-A newcomer is placed right if most members of the group it is given are of its true group. Where a
-method did not find the true groups (ARI below 1), nobody can be placed right for certain; such fits
-are listed, but they say something about the method, not about placing.
+A newcomer is placed right if most members of its group have the same true group. If a method did
+not find the true groups (ARI below 1), its placements say more about the method than about placing.
+These runs are listed as well.
 """
 
 from typing import Any, NamedTuple
@@ -29,16 +29,16 @@ KINDS = ("known", "inverted", "noise")
 
 
 class Newcomer(NamedTuple):
-    """A client nobody has met."""
+    """A client that was not part of the training."""
 
     kind: str
-    group: int  # the true one; of a foreign client the one its images were turned for
+    group: int  # the true group; for a foreign client the rotation of its images
     x: np.ndarray  # [n, 64]
     y: np.ndarray  # [n]
 
 
 def members(method: str, seed: int, **run: Any) -> tuple[Fitted, torch.Tensor]:
-    """The quickstart on a part of the images: what was fitted, and the true groups."""
+    """Fit the quickstart on part of the images; return the fit and the true groups."""
     changes = {"data": {"n_max": N_MEMBERS, "seed": seed}, "run": {"seed": seed, **run}}
     ready = build(tables(method, changes))
     assert ready.data.truth is not None
@@ -46,7 +46,7 @@ def members(method: str, seed: int, **run: Any) -> tuple[Fitted, torch.Tensor]:
 
 
 def newcomers(n: int, seed: int) -> list[Newcomer]:
-    """So many newcomers of each kind, from the images that no member has."""
+    """Draw n newcomers of each kind from the images that no member has."""
     views = digits(N_GROUPS, N_GROUPS, test_fraction=0.0, seed=seed)  # a client per group: all
     used = digits(N_GROUPS, N_GROUPS, test_fraction=0.0, seed=seed, n_max=N_MEMBERS)
     draw, out = np.random.default_rng(seed), []
@@ -67,8 +67,8 @@ def newcomers(n: int, seed: int) -> list[Newcomer]:
     return out
 
 
-def judged(fit: Fitted, truth: torch.Tensor, guests: list[Newcomer]) -> dict[str, float]:
-    """How many were placed right, and how many of each kind refused."""
+def count_placed(fit: Fitted, truth: torch.Tensor, guests: list[Newcomer]) -> dict[str, float]:
+    """Count the newcomers that were placed right and those of each kind that were refused."""
     found = torch.tensor([line["group"] for line in fit.rows])
     meaning = {group: int(truth[found == group].mode().values) for group in found.tolist()}
     counts = dict.fromkeys(("right", *(f"refused {kind}" for kind in KINDS)), 0)
@@ -81,14 +81,16 @@ def judged(fit: Fitted, truth: torch.Tensor, guests: list[Newcomer]) -> dict[str
 
 def main() -> None:
     parser = options(__doc__.split("\n")[0], seeds=3)
-    parser.add_argument("--newcomers", type=int, default=100, help="of each kind")
+    parser.add_argument(
+        "--newcomers", type=int, default=100, help="number of newcomers of each kind"
+    )
     given = parser.parse_args()
     names = ["method", "seed", "ARI", "right", *(f"refused {kind}" for kind in KINDS)]
     lines = []
     for method in ("clove", "ifca"):
         for seed in range(given.seeds):
             fit, truth = members(method, seed)
-            counts = judged(fit, truth, newcomers(given.newcomers, seed))
+            counts = count_placed(fit, truth, newcomers(given.newcomers, seed))
             lines.append([method, seed, fit.summary["ari"], *counts.values()])
     table(f"Newcomers, {given.newcomers} of each kind", names, lines)
     write(given.json, [dict(zip(names, line, strict=True)) for line in lines])

@@ -44,7 +44,7 @@ from coterie_lab.studies.common import options, run, table
 
 FIRST_SEED = 21
 IMAGES = ("mnist", "fashion_mnist")
-# name: groups, clients a group, kind expected
+# name: groups, clients per group, expected kind
 CASES = {
     "iid": (1, 25, "one"),
     "rot2": (2, 10, "meaning"),
@@ -54,7 +54,7 @@ CASES = {
     "ls1": (5, 5, "labels"),
     "ls3": (5, 5, "labels"),
     "ls4": (10, 5, "labels"),
-    "ls3-even": (5, 5, "labels"),  # the same without unequal shares of the classes a group has
+    "ls3-even": (5, 5, "labels"),  # the same with equal frequencies of the classes of a group
     "rot4-shares": (4, 6, "meaning"),
     "shares": (1, 25, "client by client"),
 }
@@ -65,13 +65,13 @@ SIZES = ("500", "100", "50-500")
 
 
 def group_shares(case: str, n_groups: int, generator: torch.Generator) -> Tensor:
-    """Label shares of each group: [groups, 10]."""
+    """The label frequencies of each group: [groups, 10]."""
     if case == "ls1":
         return torch.eye(10).reshape(5, 2, 10).mean(1)
     if case == "ls4":
         return torch.eye(10) * 0.666 + (1 - torch.eye(10)) * 0.334 / 9
     owned = torch.ones(n_groups, 10)
-    if case.startswith("ls3"):  # a group lacks one class, or none
+    if case.startswith("ls3"):  # each group lacks one class or none
         owned = torch.zeros(5, 10)
         for group, classes in enumerate(LABEL_SKEW_3):
             owned[group, list(classes)] = 1.0
@@ -88,13 +88,13 @@ def group_shares(case: str, n_groups: int, generator: torch.Generator) -> Tensor
 
 
 def n_samples(size: str, generator: torch.Generator) -> int:
-    """Samples of one client."""
+    """The number of samples of one client."""
     low, _, high = size.partition("-")
     return int(torch.randint(int(low), int(high or low) + 1, (1,), generator=generator))
 
 
 def images(name: str, case: str, size: str, seed: int) -> FederatedData:
-    """Clients cut from the training images of a set of ten classes."""
+    """Clients with training images of a data set with ten classes."""
     pool = sources.load(name)
     generator = torch.Generator().manual_seed(1000 * seed + len(case))
     y = pool.y[: pool.n_train].long()
@@ -130,14 +130,14 @@ def images(name: str, case: str, size: str, seed: int) -> FederatedData:
     return from_arrays(xs, ys, n_outputs=10, test_fraction=0.0, truth=torch.tensor(truth))
 
 
-# looking
+# surveys
 
 
 def look(
     data: FederatedData, net: str | dict[str, Any], seed: int, networks: int = 16,
     max_groups: int = 15,
 ) -> dict[str, Any]:  # fmt: skip
-    """One survey: what it says, how right it is, how long it took."""
+    """Run one survey: its answer, how right it is, and its time."""
     name = net if isinstance(net, str) else net["name"]
     extra = {} if isinstance(net, str) else {k: v for k, v in net.items() if k != "name"}
     kind = {"classification": "cross_entropy", "regression": "squared_error"}.get(
@@ -174,8 +174,8 @@ def look(
     return line
 
 
-def expected(line: dict[str, Any], kind: str, k: int) -> bool:
-    """Whether kind and number (0: any) are right, and the groups exact."""
+def is_right(line: dict[str, Any], kind: str, k: int) -> bool:
+    """Check whether the kind, the number (0: any) and the groups are right."""
     exact = line["ari"] is None or line["ari"] > 0.999
     return bool(line["kind"] == kind and line["k"] in (k, k or line["k"]) and exact)
 
@@ -186,7 +186,7 @@ FOREIGN = ("inverted", "noise", "relabelled", "other set", "half and half", "con
 
 
 def newcomers(name: str, case: str, seed: int) -> dict[str, Any]:
-    """Fresh clients placed by the survey, and foreign ones shown to it."""
+    """Place new clients by the survey, and clients that belong to no group."""
     data = images(name, case, "500", seed)
     method = Survey(Model(make_net("grey_cnn", data)), LocalSGD(batch_size=32), networks=8)
     fed = Simulation(data, seed)
@@ -199,7 +199,7 @@ def newcomers(name: str, case: str, seed: int) -> dict[str, Any]:
     per_group = CASES[case][1]
     for size in ("50", "100", "500"):
         fresh = images(name, case, size, seed + 500)
-        found = shown(method, state, fresh)
+        found = weigh_strangers(method, state, fresh)
         right = [
             meaning[g] == int(t) for g, t in zip(found.group.tolist(), fresh.truth, strict=True)
         ]
@@ -233,13 +233,13 @@ def newcomers(name: str, case: str, seed: int) -> dict[str, Any]:
             xs.append(x)
             ys.append(y)
         strange = from_arrays(xs, ys, n_outputs=10, test_fraction=0.0)
-        found = shown(method, state, strange)
+        found = weigh_strangers(method, state, strange)
         line[kind] = float((~found.fits).double().mean())
     return line
 
 
-def shown(method: Algorithm, state: Any, data: FederatedData) -> Any:
-    """Evidence for clients nobody has met."""
+def weigh_strangers(method: Algorithm, state: Any, data: FederatedData) -> Any:
+    """The evidence on clients that were not in the survey."""
     fed = Simulation(data, 0)
     fed.begin(0)
     nobody = torch.full((len(data),), -1)
@@ -251,7 +251,7 @@ def shown(method: Algorithm, state: Any, data: FederatedData) -> Any:
 
 
 def autoencoder(case: str, seed: int) -> dict[str, Any]:
-    """Images without labels, to be reconstructed: one class a group, or turned."""
+    """Images to reconstruct, without labels: groups by class or by rotation."""
     if case == "one-class":
         data = make("published_one_class", seed=seed)
     else:
@@ -262,7 +262,7 @@ def autoencoder(case: str, seed: int) -> dict[str, Any]:
 
 
 def regression(case: str, seed: int) -> dict[str, Any]:
-    """The digit as a number from its pixels; groups by turn, or by the sign of the answer."""
+    """Regression of the digit on its pixels; groups by rotation, or by the sign of the target."""
     labelled = images("mnist", "rot4" if case == "rot4" else "iid", "500", seed)
     xs, ys, truth = [], [], []
     for i in range(len(labelled)):
@@ -276,11 +276,11 @@ def regression(case: str, seed: int) -> dict[str, Any]:
     return look(data, {"name": "mlp", "hidden": (64,)}, seed)
 
 
-# as the first round of another method
+# the survey as the start of another method
 
 
 def ifca(first: str, seed: int) -> dict[str, Any]:
-    """IFCA on rotated digits, 40 clients, 4 groups: agreement after five rounds."""
+    """IFCA on rotated digits, 40 clients, 4 groups: the ARI after five rounds."""
     data = make("digits", n_clients=40, n_groups=4, seed=seed)
     local = LocalSGD(learning_rate=0.01, optimizer="adam", batch_size=32)
     model = Model(make_net("mlp", data))
@@ -290,11 +290,11 @@ def ifca(first: str, seed: int) -> dict[str, Any]:
     return {"ari": ari}
 
 
-# all of it
+# all studies
 
 
 def studies() -> dict[str, tuple[Callable[[int], dict[str, Any]], str, int]]:
-    """Name: what to run with a seed, kind and number of groups expected ('' and 0: unknown)."""
+    """All studies by name: a function of the seed, and the expected kind and number of groups."""
     out: dict[str, tuple[Callable[[int], dict[str, Any]], str, int]] = {}
     for name in IMAGES:
         for case, (k, _, kind) in CASES.items():
@@ -315,7 +315,7 @@ def studies() -> dict[str, tuple[Callable[[int], dict[str, Any]], str, int]]:
         ("ls1", {"name": "published_label_skew", "kind": 1, "n": 100}),
         ("rot4", {"name": "published_feature_skew", "clients_per_group": 5, "n": 100}),
         ("concept4", {"name": "published_concept_shift", "n": 100}),
-    ):  # four networks, 100 images: each takes two milliseconds for one
+    ):  # four networks and 100 images, because each image takes two milliseconds
         out[f"cifar10/{case}"] = (
             lambda seed, cut=options_: look(
                 make(**cut, source="cifar10", seed=seed), "cifar_cnn", seed, networks=4
@@ -345,8 +345,10 @@ def studies() -> dict[str, tuple[Callable[[int], dict[str, Any]], str, int]]:
 
 def main() -> None:
     parser = options(__doc__.split("\n")[0], seeds=10)
-    parser.add_argument("--only", default="", help="names that begin with one of these, by commas")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after so many")
+    parser.add_argument(
+        "--only", default="", help="only names that start with one of these, separated by commas"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this many")
     given = parser.parse_args()
     path: Path | None = given.json
     kept: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
@@ -372,32 +374,32 @@ def main() -> None:
 
 
 def report(kept: dict[str, Any], chosen: dict[str, Any]) -> None:
-    """Tables of what was found."""
+    """Print the tables of results."""
     lines, places, later = [], [], []
     for name, (_, kind, k) in chosen.items():
         seeds = [line for key, line in kept.items() if key.split("#")[0] == name]
         seeds = [line for line in seeds if "error" not in line]
         if seeds and name.startswith("newcomers"):
-            places.append([name, len(seeds), *placed(seeds)])
+            places.append([name, len(seeds), *summarise_places(seeds)])
         elif seeds and name.startswith("ifca"):
             aris = [line["ari"] for line in seeds]
             right = sum(ari > 0.999 for ari in aris)
             later.append([name, f"{right}/{len(seeds)}", sum(aris) / len(aris), min(aris)])
         elif seeds:
-            lines.append([name, *said(seeds, kind, k)])
+            lines.append([name, *summarise_answers(seeds, kind, k)])
     if lines:
         names = ["case", "kind, K, groups right", "ARI", "ARI, K given", "least", "says"]
         table("Before training", [*names, "seconds, most"], lines)
     if later:
         table("IFCA, five rounds", ["first round by", "groups right", "ARI", "least"], later)
     if places:
-        names = ["case", "seeds", "placed right, 50 100 500", "falsely refused"]
+        names = ["case", "seeds", "placed right, 50 100 500", "wrongly refused"]
         table("Newcomers", [*names, "foreign refused: " + ", ".join(FOREIGN)], places)
 
 
-def said(seeds: list[dict[str, Any]], kind: str, k: int) -> list[Any]:
-    """How often it was right, agreement with the truth, and all it said."""
-    right = sum(expected(line, kind, k) for line in seeds)
+def summarise_answers(seeds: list[dict[str, Any]], kind: str, k: int) -> list[Any]:
+    """Summarise the answers: how often they were right, the ARI, and all answers."""
+    right = sum(is_right(line, kind, k) for line in seeds)
     words = [f"{line['kind']} {'-' if line['loose'] else line['k']}" for line in seeds]
     counts = [f"{word}: {words.count(word)};" for word in sorted(set(words))]
     aris = [line["ari"] for line in seeds if line["ari"] is not None]
@@ -407,8 +409,8 @@ def said(seeds: list[dict[str, Any]], kind: str, k: int) -> list[Any]:
     return [f"{right}/{len(seeds)}", *means, min(given, default=None), counts, seconds]
 
 
-def placed(seeds: list[dict[str, Any]]) -> list[list[str]]:
-    """Shares placed right and falsely refused by size, and refused of each foreign kind."""
+def summarise_places(seeds: list[dict[str, Any]]) -> list[list[str]]:
+    """Summarise newcomers: shares placed right, wrongly refused, and foreign refused."""
     sizes, n = ("50", "100", "500"), len(seeds)
     by_size = [
         [f"{sum(line[size][what] for line in seeds) / n:.1%}" for size in sizes]

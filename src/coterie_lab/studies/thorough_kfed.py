@@ -1,6 +1,6 @@
-"""A stronger k-FED than the paper's: the best of ten local k-means, and k-means on the server.
+"""A stronger k-FED than in the paper: the best of ten local k-means, and k-means on the server.
 
-It stands beside mosaic as a rival that is told K; the paper's method is `coterie.algorithms.KFed`.
+It is a rival of mosaic that knows K. The method of the paper is `coterie.algorithms.KFed`.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class ThoroughKFed(KFed):
     Parameters
     ----------
     most_first
-        Begin with the centres of the client that has the most of them, instead of any client's.
+        Start with the centres of the client that has the most, instead of those of any client.
     """
 
     most_first: bool = False
@@ -36,7 +36,7 @@ class ThoroughKFed(KFed):
         points, found = reply["centres"][real], state.centres
         if not len(found):
             turns = fed.turns(ids, "first")
-            if self.most_first:  # more centres before fewer, then in turn
+            if self.most_first:  # clients with more centres first
                 turns = turns - real.sum(1) * len(turns)
             first = turns.argmin()
             found = farthest_first(points, reply["centres"][first][real[first]], self.n_clusters)

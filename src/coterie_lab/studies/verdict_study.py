@@ -1,13 +1,14 @@
-"""The verdict on partitions of MNIST: right, and how far from the best way?
+"""The verdict on partitions of MNIST: how often it is right, and how far from the best choice.
 
     python -m coterie_lab.studies.verdict_study --json verdict.json
     python -m coterie_lab.studies.verdict_study --only "LS4" --seeds 3 --json verdict.json
 
-Clients of 500 rows hold a fifth of them out. One model, groups (CLoVE, the number of groups given;
-four forced where there are none, three where everybody numbers the classes differently) and every
-client alone train 40 rounds; after 10, 20 and 40 the verdict by held-out losses is compared with
-accuracies on test data, which it does not see. A hit is the best way in test accuracy; else the
-distance to it counts. Figures are kept as they come. Seeds start at 21.
+Clients have 500 rows, of which a fifth is held out. Three ways train for 40 rounds: one model for
+all, groups of `census` with a given number (four if there are none, three if each client numbers
+the classes in a different order), and each client alone. After 10, 20 and 40 rounds, the verdict by
+held-out losses is compared with the accuracy on test data, which the verdict does not use. A
+verdict is right if it names the way with the best test accuracy; otherwise the difference in
+accuracy counts. Figures are written at once. Seeds start at 21.
 """
 
 from typing import Any
@@ -41,7 +42,7 @@ PARTS = ("rot 4", "concept 4", "LS1", "IID", "LS3", "LS4", "own labels")
 
 
 def arm(algorithm: Algorithm, data: FederatedData, seed: int, rounds: int) -> dict[str, Any]:
-    """Held-out losses and test accuracy at the marks; mean held-out loss by round near them."""
+    """Held-out losses and test accuracy at the marks, and mean held-out losses near them."""
     fed, out, by_round = Simulation(data, seed=seed), {}, []
     for number, (state, _) in enumerate(run(algorithm, fed, rounds), start=1):
         if any(mark - 5 <= number <= mark for mark in MARKS):
@@ -66,7 +67,7 @@ def arm(algorithm: Algorithm, data: FederatedData, seed: int, rounds: int) -> di
 
 
 def figures(part: str, seed: int, rounds: int, store: Store) -> None:
-    """All three ways on one partition."""
+    """Run all three ways on one partition."""
     data = partition(part, seed, per_group=CLIENTS.get(part)).hold_out(0.2, seed=seed)
     model = small_net(data)
     k = FORCED.get(part) or PARTITIONS[part][3]
@@ -82,7 +83,7 @@ def figures(part: str, seed: int, rounds: int, store: Store) -> None:
 
 
 def report(store: Store) -> None:
-    """The hit table."""
+    """Print the table of verdicts."""
     lines, hits, asked, worst = [], 0, 0, 0.0
     at_end: dict[str, list[tuple[str, float]]] = {}
     for part in PARTS:
