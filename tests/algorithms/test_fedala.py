@@ -12,6 +12,7 @@ from coterie.core import LocalSGD, Model
 from coterie.data import from_arrays
 from coterie.engines import Simulation
 from coterie.models import MLP
+from tiny import batch, room
 
 
 class TwoLayers(nn.Module):
@@ -190,3 +191,14 @@ def test_messages_are_a_model_each_way(points, first, play, down_up):
     method = FedALA(MODEL, LocalSGD(0.25))
     play(method, fed, first(method, fed), 1)
     assert down_up(fed, 0) == (8, 8 + 8)  # two weights; and the number of samples
+
+
+def test_without_data_a_client_blends_by_the_shares_it_has(points):
+    # As when a saved run predicts: own 1, received 3, share 3/4.
+    fed = Simulation(points([2]))
+    remember(fed, 0, model(0.0, 1.0), 0.75, times=2)
+    train = batch(torch.zeros(0, 1))
+    client = room(train)._replace(state=fed.memory.get(0))
+    start, _ = FedALA(MODEL, LocalSGD(0.25)).blend(client, model(5.0, 3.0))
+    assert float(start["top.weight"]) == 2.5
+    assert float(start["low.weight"]) == 5.0

@@ -9,6 +9,7 @@ from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms.fedpac import FedPAC
 from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedsoft import FedSoft
@@ -28,6 +29,7 @@ __all__ = [
     "FedAvg",
     "FedGEM",
     "FedGMI",
+    "FedPAC",
     "FedProto",
     "FedProx",
     "FedSoft",

@@ -108,8 +108,10 @@ class FedALA(Algorithm):
         """The client's blend of its own model and a received one, and the shares it learnt."""
         own, blend, times = (client.state[name] for name in ("params", "blend", "times"))
         n = int(client.train.size)
-        if int(times) == 0 or not blend or not n:  # nothing of its own yet, or nothing to learn
+        if int(times) == 0:  # nothing of its own yet
             return params, blend
+        if not blend or not n:  # nothing to learn, or no data to learn from
+            return mix(own, params, blend), blend
         batch = client.train
         chosen = permutation(fold(client.key, "chosen"), batch.mask)[: math.ceil(self.share * n)]
 

@@ -12,7 +12,8 @@ model-agnostic meta-learning approach, NeurIPS 2020, arXiv 2002.07948, Algorithm
 Departures: the server weights clients by their number of samples (the paper: equally). The batches
 of a step are disjoint (the paper: drawn independently). A step reads two or three batches of
 `local` at once and divides the rows among them, so a client with fewer samples divides what it has;
-a single sample serves every batch. An epoch has as many steps as an epoch of FedAvg.
+a single sample serves every batch. An epoch has as many steps as an epoch of FedAvg. Where a
+client's data are not at hand, as in a saved run, the common model predicts.
 
 Faults of public code that are avoided: local training that runs twice in a round; an outer gradient
 that is applied to the model after the trial step; running statistics that the trial step changes;

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie import metrics
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
-from coterie.core.federation import BankRows, Federation
+from coterie.core.federation import BankRows, Each, Federation
 from coterie.core.question import Question
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import DataCard, FederatedData
@@ -145,7 +145,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     if isinstance(given, BankRows):
         for number, group in enumerate(given.index.unique().tolist()):
             files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
-    elif given:
+    elif given and not isinstance(given, Each):  # a model of each client's own is in the state
         files["model.safetensors"] = _plain_weights(given)
     card = result.data if isinstance(result.data, DataCard) else DataCard.of(result.data)
     rows = clients(result)
