@@ -29,10 +29,11 @@ REMEMBERED = 100
 """Choices a run writes down: a loss that is made anew each round is tried anew each time."""
 HEAVY = 50_000
 """Weights from which on convolutions are bound by their products, not by calls."""
-CROWDED = 500_000
-"""Numbers that a client's convolutions put out in a step, from which on a heavy network trains one
-client at a time. Measured on one core, six networks of 50,000 to 1,700,000 weights: below, stacks
-are up to 1.35 times as fast; from 600,000 numbers on, single clients are, up to 2 times."""
+CROWDED = 1_000_000
+"""Numbers that a client's convolutions put out in a step, above which a heavy network trains one
+client at a time. `benchmarks/kernel_rule.py`, one core, six networks of 50,000 to 1,700,000
+weights: below, a stack is as fast or up to 1.6 times as fast; above, single clients are, up to
+1.6 times."""
 
 
 @dataclass(frozen=True)
