@@ -36,7 +36,15 @@ from torch import Tensor
 
 from coterie.algorithms import common_vae as shared
 from coterie.core.aggregate import Mean
-from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, Mixture, PerClient, register
+from coterie.core.algorithm import (
+    Algorithm,
+    ComponentShares,
+    Evidence,
+    Fill,
+    Info,
+    PerClient,
+    register,
+)
 from coterie.core.client import Batch, Client, Reply, task
 from coterie.core.errors import FederationError
 from coterie.core.federation import Federation, each
@@ -249,13 +257,13 @@ class FedGMI(Algorithm):
         cost = affinity_cost(scores, personal["prior"])
         return shared.answer(self.vae, self.model, vaes, experts, cost, x)
 
-    def mixture(self, state: State, ids: Ids) -> Mixture | None:
+    def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         if not int(state.turn):
             return None
         shares = torch.where(state.shares[ids] < 0, torch.nan, state.shares[ids])
         errors = (shares * (1 - shares) / state.size[ids][:, None].clamp(min=1)).sqrt()
         evidence = {"n_components": self.n_components, "estimate": "count"}
-        return Mixture(shares, errors, {"count": shares}, evidence)
+        return ComponentShares(shares, errors, {"count": shares}, evidence)
 
     @classmethod
     def example(cls, problem: Any) -> "FedGMI":

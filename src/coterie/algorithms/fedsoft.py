@@ -23,7 +23,15 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from coterie.core.aggregate import Mean, RunningMean
-from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, Mixture, PerClient, register
+from coterie.core.algorithm import (
+    Algorithm,
+    ComponentShares,
+    Evidence,
+    Fill,
+    Info,
+    PerClient,
+    register,
+)
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation, each
 from coterie.core.model import Model
@@ -222,12 +230,12 @@ class FedSoft(Algorithm):
 
         return tree_map(one, given["models"], client.state["params"])
 
-    def mixture(self, state: State, ids: Ids) -> Mixture | None:
+    def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         shares = state.shares[ids]
         shares = torch.where(shares < 0, torch.nan, shares)
         errors = (shares * (1 - shares) / state.size[ids][:, None].clamp(min=1)).sqrt()
         evidence = {"n_components": self.n_groups, "estimate": "count"}
-        return Mixture(shares, errors, {"count": shares}, evidence)
+        return ComponentShares(shares, errors, {"count": shares}, evidence)
 
     @classmethod
     def example(cls, problem: Any) -> "FedSoft":

@@ -36,7 +36,7 @@ class Evidence(NamedTuple):
     fits: Tensor  # [m]     False: unlike any group
 
 
-class Mixture(NamedTuple):
+class ComponentShares(NamedTuple):
     """Shares of common components in each client's data, for methods that estimate them."""
 
     shares: Tensor  # [m, k]  the estimate
@@ -106,7 +106,7 @@ class Algorithm(ABC):
     def deploy(self, state: Any, ids: Ids) -> Any:
         """What each client is handed in order to predict."""
 
-    def mixture(self, state: Any, ids: Ids) -> Mixture | None:
+    def mixture(self, state: Any, ids: Ids) -> ComponentShares | None:
         """Estimated shares of components in clients' data; None: the method has no such thing."""
         return None
 

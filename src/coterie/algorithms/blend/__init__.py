@@ -29,7 +29,15 @@ from torch import Tensor
 from coterie.algorithms import common_vae as common
 from coterie.algorithms.blend import division, shares, start
 from coterie.core.aggregate import Mean
-from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, Mixture, PerClient, register
+from coterie.core.algorithm import (
+    Algorithm,
+    ComponentShares,
+    Evidence,
+    Fill,
+    Info,
+    PerClient,
+    register,
+)
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation, each
 from coterie.core.model import Model
@@ -522,7 +530,7 @@ class Blend(Algorithm):
         cost = shares.penalties(scores, *given)
         return common.answer(self.vae, self.model, vaes, experts, cost, x)
 
-    def mixture(self, state: State, ids: Ids) -> Mixture | None:
+    def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         if not state.vaes:
             return None
         estimates = {
@@ -540,7 +548,7 @@ class Blend(Algorithm):
             "estimate": "tail",
             "tail_against_anchor": float((known["tail"] - known["anchor"]).abs().nanmean()),
         }
-        return Mixture(known["tail"], _known(state.errors[ids]), known, evidence)
+        return ComponentShares(known["tail"], _known(state.errors[ids]), known, evidence)
 
     @classmethod
     def example(cls, problem: Any) -> "Blend":
