@@ -9,21 +9,19 @@ is trained more than once, with other seeds (*replicates*).
 With w the weights of clients (sum 1), g_ti the gain of client i in replicate t of T, and q the
 quantiles of Student's t for clients and for replicates, each half of the interval has the length
 
-    sqrt(q_clients^2 V_clients + q_training^2 max(V_training - V_both, 0))
+    sqrt(q_clients^2 max(V_clients - V_both, 0) + q_training^2 V_training)
 
     V_clients = sum_i w_i^2 (g_.i - g_..)^2 / (1 - w_i)
     V_training = variance_t(sum_i w_i g_ti) / T
 
 where V_both is what a client and a replicate have to themselves, which the first two both contain.
 The squares of the lengths add up (Howe 1974). Two replicates leave a single degree of freedom, and
-with one quantile for the sum of both variances (Satterthwaite) intervals covered 86 to 92 % only.
-Gains are often skew, because a few clients gain much. On the side of the long tail the quantile
-of Hall (1992) is used where it is larger. A client needs no minimum of rows: clients with few rows
-vary more, and many of them make up for it.
+with one quantile for the sum of both variances (Satterthwaite), or with V_both taken from
+V_training, intervals covered as little as 86 %. Gains are often skew, because a few clients gain
+much. On the side of the long tail the quantile of Hall (1992) is used where it is larger. A client
+needs no minimum of rows: clients with few rows vary more, and many of them make up for it.
 
-In simulations with 5 to 300 clients, one to three replicates, equal and unequal weights, intervals
-of 95 % covered 93 to 99 %. Where gains are log-normal, they covered 93 to 99 % with 40 clients and
-more, and 87 to 97 % with 5 or 10.
+`coterie_lab.studies.evidence_gains` measures how often these intervals cover.
 
 References
 ----------
@@ -86,16 +84,17 @@ def interval(gain: Tensor, weight: Tensor | None = None, level: float = LEVEL) -
         return Interval(mean, -math.inf, math.inf, t > 1)
     factor = share.square() / (1 - share)
     apart = of_client - mean
-    by_client = float((factor * apart.square()).sum()) ** 0.5
-    q = _quantile(level, float(1 / share.square().sum()) - 1)
-    part = share * apart
-    skew = float(part.pow(3).sum() / part.square().sum().clamp(min=1e-300) ** 1.5)
-    low, high = by_client * max(q, _hall(q, skew)), by_client * max(q, -_hall(-q, skew))
+    by_client, by_run = float((factor * apart.square()).sum()), 0.0
     if t > 1:
         own = gain - of_client - of_run[:, None] + mean
         both = float((factor * own.square().sum(0)).sum()) / (t * (t - 1))
-        by_run = max(float(of_run.var()) / t - both, 0.0) ** 0.5 * _quantile(level, t - 1)
-        low, high = math.hypot(low, by_run), math.hypot(high, by_run)
+        by_client = max(by_client - both, 0.0)
+        by_run = (float(of_run.var()) / t) ** 0.5 * _quantile(level, t - 1)
+    q = _quantile(level, float(1 / share.square().sum()) - 1)
+    part = share * apart
+    skew = float(part.pow(3).sum() / part.square().sum().clamp(min=1e-300) ** 1.5)
+    low = math.hypot(by_client**0.5 * max(q, _hall(q, skew)), by_run)
+    high = math.hypot(by_client**0.5 * max(q, -_hall(-q, skew)), by_run)
     return Interval(mean, mean - low, mean + high, t > 1)
 
 

@@ -118,7 +118,7 @@ def best_split(r: Tensor, start: Tensor) -> Tensor:
     G is never formed: its product with a vector takes two products with the residuals.
     """
     b, m, f = r.shape[:3]
-    parts = r.reshape(b, m, f, -1).transpose(1, 2)  # [b, f, m, d]
+    parts = r.reshape(b, m, f, -1).transpose(1, 2).contiguous()  # [b, f, m, d]
     whole = parts.sum(1)  # [b, m, d]
 
     def times(v: Tensor) -> Tensor:
