@@ -22,8 +22,8 @@ def test_placing_by_hand():
     # One class and network, in units already; groups at 0 and 10 of very many rows.
     units = Units(torch.zeros(1, 1).double(), torch.ones(1, 1, 1).double())
     mean = torch.tensor([0.0, 10.0]).double().reshape(2, 1, 1)
-    number = torch.tensor(1.0).double()
-    known = Groups(units, mean, torch.full((2, 1), 1e12).double(), 0 * number, number)
+    ones = torch.ones(2).double()
+    known = Groups(units, mean, torch.full((2, 1), 1e12).double(), 0 * ones, ones, 0 * ones)
     x = torch.tensor([[1.0, -1.0], [8.0, 8.0]]).double().reshape(2, 2, 1, 1)
     found = place(Summary(torch.ones(2, 2, 1).double(), x, units.root), known)
     assert found.group.tolist() == [0, 1]

@@ -8,13 +8,14 @@ diagonal, what repeats itself is sum r'Ar, and without a difference the residual
 the covariance S = I + vv'/W. This gives its mean tr(AS), variance 2 tr(ASAS) and third moment
 8 tr(ASASAS), which add up over classes and networks; the p-value is that of a gamma distribution
 with these moments. Members, each compared with its group without itself, correct for noise with
-longer tails.
+longer tails: the p-value is at least that of Student's t for one more value like theirs.
 """
 
 from typing import Literal, NamedTuple
 
 import torch
 from scipy.stats import pearson3
+from scipy.stats import t as student
 from torch import Tensor
 
 from coterie.evidence.gains import holm
@@ -33,8 +34,9 @@ class Groups(NamedTuple):
     units: Units
     mean: Tensor  # [k, c, r]  in these units
     weight: Tensor  # [k, c]  rows behind it
-    shift: Tensor  # []  mean deviation of members; 0 in theory, and never less
-    spread: Tensor  # []  its standard deviation; 1 in theory, and never less
+    shift: Tensor  # [k]  mean deviation of members; 0 in theory, and never less
+    spread: Tensor  # [k]  its standard deviation; 1 in theory, and never less
+    members: Tensor  # [k]  number of members behind these two
 
 
 class Place(NamedTuple):
@@ -69,10 +71,15 @@ def keep_groups(answers: Summary, labels: Tensor) -> Groups:
     rest = (weight[labels] - count.sum(1)).clamp(min=0)  # [m, c]
     others = (total[labels] - of_client) / rest.clamp(min=1)[..., None]
     known = (labels.bincount()[labels] > 1) & ((rest > 0) & (count.sum(1) > 0)).any(1)
-    z = _deviation(x, count, others, rest)[0][known]
-    shift = z.mean().clamp(min=0) if len(z) else torch.tensor(0.0, dtype=torch.float64)
-    spread = z.std().clamp(min=1) if len(z) > 1 else torch.tensor(1.0, dtype=torch.float64)
-    return Groups(units, total / weight.clamp(min=1)[..., None], weight, shift, spread)
+    z = _deviation(x, count, others, rest)[0]
+    of_group = member.T * known  # [k, m]
+    members = of_group.sum(1)
+    shift = of_group @ z / members.clamp(min=1)
+    square = (of_group * (z - shift[:, None]).square()).sum(1) / (members - 1).clamp(min=1)
+    # Noise may differ between groups; one without members to compare has that of all.
+    spread = torch.where(members > 1, square, square.sum() / (members > 1).sum().clamp(min=1))
+    mean = total / weight.clamp(min=1)[..., None]
+    return Groups(units, mean, weight, shift.clamp(min=0), spread.sqrt().clamp(min=1), members)
 
 
 def place(answers: Summary, groups: Groups) -> Place:
@@ -93,7 +100,13 @@ def place(answers: Summary, groups: Groups) -> Place:
     for k in range(len(groups.mean)):
         every = groups.mean[k].expand_as(mean), groups.weight[k].expand_as(own)
         z, skew = _deviation(x, count, *every)
-        p.append(torch.from_numpy(pearson3.sf((z - groups.shift) / groups.spread, skew)))
+        z = (z - groups.shift[k]) / groups.spread[k]
+        chance = torch.from_numpy(pearson3.sf(z, skew))
+        members = float(groups.members[k])
+        if members > 1:
+            free, wider = members - 1, (1 + 1 / members) ** 0.5
+            chance = torch.maximum(chance, torch.from_numpy(student.sf(z / wider, free)))
+        p.append(chance)
     return Place(far.argmin(1), margin, torch.stack(p, 1))
 
 
