@@ -136,13 +136,14 @@ def best_split(r: Tensor, start: Tensor) -> Tensor:
             w = w - (basis.mT @ (basis @ w[..., None]))[..., 0]
         size = w.norm(dim=1)
         if step + 1 < steps:
-            # A vector that vanishes ends the search; zeros leave the eigenvalues as they are.
+            # A vector that vanishes ends the search; what follows adds eigenvalues of zero only.
             goes_on = size > 1e-9 * tri.abs().amax((1, 2)).clamp(min=1e-300)
             size = torch.where(goes_on, size, 0.0)
             tri[:, step, step + 1] = tri[:, step + 1, step] = size
             w = torch.where(goes_on[:, None], w / size.clamp(min=1e-300)[:, None], 0.0)
             basis = torch.cat([basis, w[:, None]], 1)
-    return torch.linalg.eigvalsh(tri)[:, -1]
+    values: Tensor = torch.linalg.eigvalsh(tri)
+    return values[:, -1]
 
 
 def remaining(x: Tensor, count: Tensor, labels: Tensor) -> float:
