@@ -5,6 +5,7 @@ from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedala import FedALA
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
@@ -27,6 +28,7 @@ __all__ = [
     "Ditto",
     "FedALA",
     "FedAvg",
+    "FedEM",
     "FedGEM",
     "FedGMI",
     "FedPAC",

@@ -7,7 +7,7 @@ clients' heads that should predict best on its data, from means of features by c
 References
 ----------
 Xu, Tong, Huang: Personalized federated learning with feature alignment and classifier
-collaboration, ICLR 2023, arXiv 2306.11867, Algorithm 1 and equations 8 to 11.
+collaboration, ICLR 2023, arXiv 2306.11867, Algorithm 1.
 
 Departures: the server keeps each client's head until the client takes part again, and mixes the
 heads of those who took part in the round. A client without a head uses the average head.
@@ -176,7 +176,7 @@ def unflat(rows: Tensor, like: Params) -> Params:
 
 
 def mix_shares(shares: Tensor, variance: Tensor) -> Tensor:
-    """Share of every head in each client's mixture: [m, m], rows sum to one (equation 11)."""
+    """Share of every head in each client's mixture: [m, m], rows sum to one."""
     rows = shares.flatten(1)
     inner = rows @ rows.mT
     own = inner.diagonal()

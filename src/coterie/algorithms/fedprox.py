@@ -71,7 +71,7 @@ class FedProx(Algorithm):
             return self.strength * half_square_distance(new, received)
 
         losses = self.model.losses
-        trained = self.local(client, params, losses, penalty=pull, given=(params,))  # line 4
+        trained = self.local(client, params, losses, penalty=pull, given=(params,))
         return {"params": trained, "n": client.train.size}
 
     # use

@@ -7,7 +7,7 @@ client predicts after one gradient step on its own data.
 References
 ----------
 Fallah, Mokhtari, Ozdaglar: Personalized federated learning with theoretical guarantees: a
-model-agnostic meta-learning approach, NeurIPS 2020, arXiv 2002.07948, Algorithm 1 and section 5.
+model-agnostic meta-learning approach, NeurIPS 2020, arXiv 2002.07948, Algorithm 1.
 
 Departures: the server weights clients by their number of samples (the paper: equally). The batches
 of a step are disjoint (the paper: drawn independently). A step reads two or three batches of
