@@ -36,7 +36,15 @@ from coterie.algorithms.experts import (
     weight_of_batch,
 )
 from coterie.core.aggregate import Mean
-from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, Mixture, PerClient, register
+from coterie.core.algorithm import (
+    Algorithm,
+    ComponentShares,
+    Evidence,
+    Fill,
+    Info,
+    PerClient,
+    register,
+)
 from coterie.core.client import Batch, Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
@@ -135,10 +143,10 @@ class FedEM(Algorithm):
         """The mixture of all predictors by the client's shares."""
         return mix_outputs(self.model, personal["models"], x, personal["share"].log())
 
-    def mixture(self, state: State, ids: Ids) -> Mixture | None:
+    def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         shares = torch.where(state.shares[ids] < 0, torch.nan, state.shares[ids])
         evidence = {"n_components": self.n_components, "estimate": "em"}
-        return Mixture(shares, torch.full_like(shares, torch.nan), {}, evidence)
+        return ComponentShares(shares, torch.full_like(shares, torch.nan), {}, evidence)
 
     @classmethod
     def example(cls, problem: Any) -> "FedEM":
