@@ -18,7 +18,8 @@ def write_pages(plan: Plan, folder: Path) -> list[Path]:
     """Write a page and a picture for each table with results, an index, and the summaries.
 
     The summaries that are already in the folder are read first, so that runs from other machines
-    are not lost. If a run has two summaries, the one with more rounds is kept.
+    are not lost. If a run has two summaries, the one without a remark is kept, or else the one with
+    more rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = take_in(plan, folder / STORE)
@@ -42,7 +43,7 @@ def take_in(plan: Plan, store: Path) -> dict[tuple[str, int], dict[str, Any]]:
     known = json_lines(store)
     for one in known:
         here = read_summary(plan, one["study"], one["seed"])
-        if one["scale"] == plan.scale and (here is None or here["rounds"] < one["rounds"]):
+        if one["scale"] == plan.scale and (here is None or _better(one, here)):
             path = summary_path(plan, one["study"], one["seed"])
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path, (json.dumps(one) + "\n").encode())
@@ -54,6 +55,11 @@ def take_in(plan: Plan, store: Path) -> dict[tuple[str, int], dict[str, Any]]:
                 if found is not None:
                     out[study.name, seed] = found
     return out
+
+
+def _better(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a summary replaces another of the same run."""
+    return ("remark" not in one, one["rounds"]) > ("remark" not in other, other["rounds"])
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -82,7 +88,7 @@ def _page(recipe: Recipe, plan: Plan) -> str:
         "",
         "A figure is bold if it differs from the published one by more than two published standard "
         "deviations and by more than 0.5 points of accuracy or 0.05 of ARI. Figures of runs with "
-        "fewer rounds than published are never bold.",
+        "fewer rounds than published, or older than a correction of the method, are never bold.",
         "",
         markdown(recipe, plan),
         f"![Published figures and ours]({recipe.name}.png)",

@@ -73,8 +73,10 @@ def line(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes) -> dict[str, st
             own.append(f"{'/'.join(map(str, sorted(rounds)))} of {whole} rounds.")
         if compares and len(found) < len(recipe.seeds):
             own.append(f"{len(found)} of {len(recipe.seeds)} seeds.")
+    remarks = list(dict.fromkeys(one["remark"] for one in found if one.get("remark")))
+    own += remarks  # for example that the run is older than a correction of the method
     gap = difference(entry, ours) if compares else None
-    good = agrees(entry, ours) if compares and not short else None
+    good = agrees(entry, ours) if compares and not short and not remarks else None
     return {
         "part": entry.part,
         "row": entry.row,

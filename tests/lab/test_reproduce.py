@@ -141,6 +141,23 @@ def test_pages_are_made_from_summaries_alone(tmp_path, monkeypatch):
     assert (tmp_path / "docs" / "tiny.md").read_text() == page
 
 
+def test_a_run_older_than_a_correction_says_so_until_it_runs_again(tmp_path, monkeypatch):
+    monkeypatch.setitem(RECIPES, "tiny", tiny())
+    plan, docs = Plan(tmp_path / "results"), tmp_path / "docs"
+    reproduce(tiny(), plan, seeds=1, quiet=True)
+    write_pages(plan, docs)
+    new = (docs / "tiny.md").read_text()
+    store = docs / "summaries.jsonl"
+    old = [json.loads(line) | {"remark": "An old run."} for line in store.read_text().splitlines()]
+    store.write_text("".join(json.dumps(one) + "\n" for one in old))
+    write_pages(Plan(tmp_path / "elsewhere"), docs)
+    page = (docs / "tiny.md").read_text()
+    assert "An old run." in page
+    assert "**" not in page  # it is not compared with the published figure
+    write_pages(plan, docs)  # the new run replaces the old one
+    assert (docs / "tiny.md").read_text() == new
+
+
 def test_one_seed_alone(tmp_path):
     plan = Plan(tmp_path)
     reproduce(tiny(), plan, seed=2, quiet=True)

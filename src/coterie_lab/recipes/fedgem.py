@@ -25,15 +25,15 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "mosaic, clients count": ("mosaic", {"n_components": "auto"}),
     "mosaic, BIC": ("mosaic", {"criterion": "bic"}),
     "mosaic, one shot": ("mosaic", {"rounds": 0}),
-    "k-FED (told K)": ("kfed", {}),
-    "k-FED, thorough (told K)": ("thorough_kfed", {}),
-    "federated k-means (told K)": ("federated_kmeans", {}),
-    "federated c-means (told K)": ("federated_cmeans", {"tolerance": 0.0}),
+    "k-FED (given K)": ("kfed", {}),
+    "k-FED, thorough (given K)": ("thorough_kfed", {}),
+    "federated k-means (given K)": ("federated_kmeans", {}),
+    "federated c-means (given K)": ("federated_cmeans", {"tolerance": 0.0}),
 }
 CENTRAL = {
-    "central k-means (told K, sees all data)": "central_kmeans",
-    "central mixture (told K, sees all data)": "central_gmm",
-    "central Dirichlet process (sees all data)": "central_dpgmm",
+    "central k-means (given K, pooled data)": "central_kmeans",
+    "central mixture (given K, pooled data)": "central_gmm",
+    "central Dirichlet process (pooled data)": "central_dpgmm",
 }
 COLUMNS = {"K": "components", "ARI": "global_ari", "ARI per client": "client_ari"}
 
@@ -119,7 +119,7 @@ def describe(row: str, k: int, data: Description, seed: int, scale: str) -> Desc
         algorithm["sigma"] = SIGMAS.get(wide, SIGMAS[data["source"]])
         if data["source"] == "fashion_mnist":
             algorithm["rounds"] = 21  # as in the released code
-    if "told K" in row:
+    if "given K" in row:
         algorithm["n_clusters"] = k
     if name in ("fedgem", "mosaic", "kfed", "thorough_kfed"):
         algorithm.setdefault("n_components", "facts")

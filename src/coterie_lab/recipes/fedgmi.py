@@ -199,7 +199,7 @@ ROWS = {
     "IFCA": "ifca",
     "FedSoft": "fedsoft",
     "FedGMI": "fedgmi",
-    "Blend": "blend",
+    "blend": "blend",
 }
 
 
@@ -234,7 +234,7 @@ def _table(text: str, k: int) -> tuple[Entry, ...]:
             "share_error": None,
             "slope": None,
         }
-        rows = [row, "Blend"] if row == "FedGMI" else [row]
+        rows = [row, "blend"] if row == "FedGMI" else [row]
         for name in rows:
             cell = study(name, SOURCES[source], k, int(selected))
             for metric, value in values.items():
@@ -269,7 +269,8 @@ DEPARTURES = (
     TESTED,
     "Matching: learned models are matched to the true components by their shares, never by "
     "accuracy. The published tables have no shares, so their models are matched by accuracy.",
-    "FedGMI is the method as printed. Blend is our method; it is given the number of components.",
+    "Methods: FedGMI is the method as printed. `blend` is our method, with the number of "
+    "components given.",
 )
 NOTES = (
     "Client accuracy: the paper measures it on the clients' own training data. The clients of "
@@ -370,7 +371,7 @@ add(
 def _decoders() -> tuple[Entry, ...]:
     out = []
     for k in (2, 3):
-        for name in ("FedGMI", "Blend"):
+        for name in ("FedGMI", "blend"):
             cell = study(name, "mnist", k, 5)
             out.append(Entry(f"{k} components", name, "samples of its own", "decoded", None, cell))
     return tuple(out)
