@@ -30,7 +30,7 @@ from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.words import found
 from coterie.running.build import Run, as_model, build, build_algorithm
-from coterie.running.final import Result, as_csv
+from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import begin, resume, run
 from coterie.running.progress import Progress, chosen
@@ -339,17 +339,17 @@ def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress
     """Run what a run file describes, and the runs it is compared with; keep the result."""
     show = chosen(progress)
     result = begin(ready, out, show)
-    return kept(result, baselines(ready, out, show))
+    return compare(result, run_baselines(ready, out, show))
 
 
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
     """Go on with a run, and with those it is compared with."""
     show = chosen(progress)
     result = resume(ready.algorithm, ready.data, ready.settings, out, show)
-    return kept(result, baselines(ready, out, show))
+    return compare(result, run_baselines(ready, out, show))
 
 
-def baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[str, Result]:
+def run_baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[str, Result]:
     """The same model and training without groups: every client alone, and one model for all."""
     parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
@@ -364,28 +364,23 @@ def baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[st
     return results
 
 
-def kept(result: Result, others: dict[str, Result]) -> Fitted:
+def compare(result: Result, others: dict[str, Result]) -> Fitted:
     """A finished run, with what each client gains over the other runs."""
-    rows = json.loads(result.files["clients.json"])["clients"]
+    rows = result.clients
     column, sign = ("accuracy", 1) if "accuracy" in rows[0] else ("error", -1)
     for name, other in others.items():
-        theirs = json.loads(other.files["clients.json"])["clients"]
-        for mine, line in zip(rows, theirs, strict=True):
+        for mine, line in zip(rows, other.clients, strict=True):
             both = mine[column], line[column]
             mine[GAINS[name]] = None if None in both else sign * (both[0] - both[1])
-        scores = [line[column] for line in theirs if line[column] is not None]
+        scores = [line[column] for line in other.clients if line[column] is not None]
         result.summary[f"{name}_{column}"] = sum(scores) / len(scores) if scores else None
     if set(others) >= set(GAINS):
         arms = {arm: others.get(name or "", result) for arm, name in ARMS.items()}
-        files = {arm: other.files["held_out.json"] for arm, other in arms.items()}
-        verdict = judge({arm: json.loads(text) for arm, text in files.items()})
+        verdict = judge({arm: other.held_out for arm, other in arms.items()})
         result.files["verdict.json"] = to_json(no_nan(verdict))
         short = ("choice", "provisional", "round", "better_off")
         result.summary["verdict"] = {name: verdict[name] for name in short}
-    result.files |= {
-        "clients.json": to_json(no_nan({"clients": rows})),
-        "clients.csv": as_csv(rows),
-    }
+    result.files |= write_clients(rows)
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)
     return Fitted(result.algorithm, result.files, result.description, result.summary, result.rounds)

@@ -112,9 +112,9 @@ def assemble(
     columns, tables = _columns(owner, tables, label, options)
     target = _target(owner, tables, label, options.task, typed)
     encoder = Encoder((), target.task, label, target.classes)
-    codes = None
+    codes: list[Tensor] | None = None
     if target.task == "classification":
-        codes = [encoder.labels(table).numpy() for table in tables]
+        codes = [encoder.labels(table) for table in tables]
     parts = divide(
         tables,
         names,
@@ -122,7 +122,7 @@ def assemble(
         test_fraction=options.test_fraction,
         validation_fraction=options.validation_fraction,
         seed=options.seed,
-        labels=codes,
+        labels=None if codes is None else [part.numpy() for part in codes],
         time=options.time,
     )
     for client, rows in zip(names, parts[0], strict=True):
@@ -152,6 +152,8 @@ def assemble(
         notes = (*notes, note)
     if target.task == "reconstruction":
         y = torch.zeros(len(x), dtype=torch.uint8)
+    elif codes is not None:
+        y = torch.cat(codes)
     else:
         y = torch.cat([encoder.labels(table) for table in tables])
     starts = np.cumsum([0] + [len(table.rows) for table in tables])

@@ -37,7 +37,9 @@ class Result:
     train: Scores  # the same on the data that trained
     summary: dict[str, Any]
     description: dict[str, Any]
-    files: dict[str, bytes] = field(repr=False)  # what final/ holds
+    clients: list[dict[str, Any]] = field(default_factory=list, repr=False)  # a row per client
+    held_out: dict[str, Any] = field(default_factory=dict, repr=False)  # see `score_held_out`
+    files: dict[str, bytes] = field(default_factory=dict, repr=False)  # what final/ holds
     folder: Path | None = None
 
 
@@ -73,10 +75,11 @@ def finish(
     train = evaluate(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, scores, train)
     result = Result(
-        algorithm, data, fed, state, lines, evidence, scores, train, summary, description, {}
+        algorithm, data, fed, state, lines, evidence, scores, train, summary, description
     )
+    result.clients = no_nan(list_clients(result))
+    result.held_out = no_nan(score_held_out(result))
     result.files = _final_files(result)
-    result.files["held_out.json"] = to_json(no_nan(held_out(result)))
     if folder is not None:
         folder.finish(result.files, summary)
         result.folder = folder.path
@@ -148,15 +151,18 @@ def _final_files(result: Result) -> dict[str, bytes]:
     elif given and not isinstance(given, Each):  # a model of each client's own is in the state
         files["model.safetensors"] = _plain_weights(given)
     card = result.data if isinstance(result.data, DataCard) else DataCard.of(result.data)
-    rows = clients(result)
-    files["clients.json"] = to_json(no_nan({"clients": rows}))
-    files["clients.csv"] = as_csv(rows)
     files["data.json"] = to_json(card.to_dict())
     files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
-    return files
+    files["held_out.json"] = to_json(result.held_out)
+    return {**files, **write_clients(result.clients)}
 
 
-def held_out(result: Result) -> dict[str, Any]:
+def write_clients(rows: list[dict[str, Any]]) -> dict[str, bytes]:
+    """The files with a row per client."""
+    return {"clients.json": to_json({"clients": rows}), "clients.csv": as_csv(rows)}
+
+
+def score_held_out(result: Result) -> dict[str, Any]:
     """Every client's loss on data of its own that trained nothing: what a verdict compares.
 
     Validation rows if there are any, else test rows; with the mean loss by round.
@@ -241,7 +247,7 @@ def _plain_weights(params: Tree) -> bytes:
     return save_tensors({name: leaf.contiguous().clone() for name, leaf in plain.items()})
 
 
-def clients(result: Result) -> list[dict[str, Any]]:
+def list_clients(result: Result) -> list[dict[str, Any]]:
     """A row per client: its group, how clear that is, and its score on its own test data.
 
     The score is the accuracy, or the root mean squared error in the unit of the labels.
@@ -282,10 +288,10 @@ def clients(result: Result) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: list[dict[str, Any]]) -> bytes:
-    """Rows as CSV; empty where there is no number."""
+    """Rows as CSV; a cell is empty where there is no number."""
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     table.writeheader()
     for line in rows:
-        table.writerow({name: "" if value != value else value for name, value in line.items()})
+        table.writerow(line)
     return text.getvalue().encode()
