@@ -39,9 +39,9 @@ def test_groups_of_meaning():
     assert list(advice.assignment) == list(data.names)
     assert [advice.assignment[name] for name in data.names] == data.truth.tolist()
     text = str(advice)
-    assert text.startswith("3 groups (5, 5 and 5 clients). Between them the inputs")
-    assert "What it cost: one exchange, 16 B to" in text
-    assert "What it cannot see" in text
+    assert text.startswith("3 groups (5, 5 and 5 clients). They differ in their inputs")
+    assert "Cost: one exchange, 16 B to" in text
+    assert "Limits: a random network" in text
 
 
 def test_groups_of_labels():
@@ -49,11 +49,11 @@ def test_groups_of_labels():
     advice = coterie.advise(labelled(share, seed=1))
     assert (advice.kind, advice.n_groups) == ("labels", 2)
     assert advice.evidence["label_overlap"] == 0
-    assert "They share hardly a label" in str(advice)
+    assert "They have almost no label in common" in str(advice)
     share = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).repeat(6, 1)
     advice = coterie.advise(labelled(share, n=400, seed=1))
     assert (advice.kind, advice.n_groups) == ("labels", 2)
-    assert "train both" in str(advice)
+    assert "Train both" in str(advice)
 
 
 def test_label_shares_client_by_client():

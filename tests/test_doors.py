@@ -17,6 +17,7 @@ from coterie.running.request import LOCAL, Request, change, resolve
 METHODS = [name for name, cls in REGISTRY.items() if cls.__module__.startswith("coterie.")]
 OPTIONS = {
     "fedgem": {"n_components": 2},
+    "fedgmi": {"n_components": 2},
     "kfed": {"n_clusters": 2, "n_components": 2},
     "federated_kmeans": {"n_clusters": 2},
     "federated_cmeans": {"n_clusters": 2},
@@ -128,7 +129,7 @@ def test_an_option_of_the_model_keeps_the_network_that_is_chosen(sites):
 
 def test_options_of_further_networks_and_training_are_mappings(sites):
     data = coterie.from_folder(sites, label="ill")
-    request = Request(data, "fedgmi", options={"vae": {"latent": 3}})
+    request = Request(data, "fedgmi", options={"vae": {"latent": 3}, "n_components": 2})
     request = change(request, {"local_vae": {"epochs": 2}, "vae": {"hidden": [5]}})
     tables = resolve(request).description
     assert tables["vae"]["latent"] == 3

@@ -25,9 +25,9 @@ from coterie.running.progress import megabytes
 from coterie.running.survey import Findings, survey_clients
 
 FEW = 8
-"""Clients below which a number of groups is a guess."""
+"""Number of clients below which the number of groups is a guess."""
 APART = 0.05
-"""Mean overlap of the groups' label shares below which they share hardly a label."""
+"""Mean overlap of label frequencies below which groups have almost no label in common."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class Advice:
     Parameters
     ----------
     n_groups
-        Models to train: 1, or the number of groups; None where no number describes the clients.
+        Number of models to train; None if no number of groups describes the clients.
     kind
-        "one": no groups. "meaning": inputs, or what a label means, differ between groups. "labels":
-        only the label shares do. "client by client": clients differ one by one.
+        "one": there are no groups. "meaning": inputs, or the meaning of labels, differ between
+        groups. "labels": only label frequencies differ. "client by client": every client differs
+        from the others in its own way.
     assignment
-        Group of each client, by name; without those whose losses are not numbers.
+        Group of each client, by name. Clients whose losses are not numbers are left out.
     evidence
-        What it rests on, as plain values: the `curves` of both lenses, `networks`, `samples`, ...
+        The measurements as plain values: the `curves` of both lenses, `networks`, `samples`, ...
     """
 
     n_groups: int | None
@@ -59,7 +60,7 @@ class Advice:
 
     @property
     def curves(self) -> Table:
-        """Noise ratio by number of groups, and what was chosen."""
+        """The noise ratio for each number of groups, and the chosen number."""
         return evidence.table(self.evidence["curves"])
 
     def picture(self, out: str | Path) -> Path:
@@ -67,7 +68,7 @@ class Advice:
         return evidence.picture(self.evidence["curves"], out)
 
     def to_json(self) -> str:
-        """All of it, for scripts."""
+        """The advice and its evidence as JSON."""
         return json.dumps(no_nan({**asdict(self), "text": str(self)}))
 
     def __str__(self) -> str:
@@ -137,22 +138,21 @@ def _paragraphs(advice: Advice) -> list[str]:
         if samples["least"] == samples["most"]
         else f"{samples['least']} to {samples['most']} samples each"
     )
-    apart = f", told apart by {classes} classes" if classes else ", without classes"
+    apart = f", for each of {classes} classes" if classes else ", without classes"
     rests = (
-        f"What this rests on: the losses of {found['clients']} clients ({each}) on "
-        f"{found['networks']} networks ({found['model']}) that were drawn from a seed and never "
-        f"trained{apart}."
+        f"Evidence: the losses of {found['clients']} clients ({each}) on {found['networks']} "
+        f"random, untrained networks ({found['model']}){apart}."
     )
     parts.append(" ".join([rests, *_doubts(advice)]))
     parts.append(
-        f"What it cost: one exchange, {megabytes(found['bytes_down'])} to and "
-        f"{megabytes(found['bytes_up'])} from each client; no model was sent, nothing trained."
-        + (" The answers tell the server each client's label counts." if classes else "")
+        f"Cost: one exchange, {megabytes(found['bytes_down'])} to and "
+        f"{megabytes(found['bytes_up'])} from each client. No model was sent and nothing trained."
+        + (" The server learns the label counts of each client." if classes else "")
     )
     parts.append(
-        "What it cannot see: differences that a random network does not notice, and whether groups "
-        "pay. Right groups need not be useful ones: after training, ask for the verdict on data "
-        'that were held back (see "Should I cluster?" in the documentation).'
+        "Limits: a random network may miss a difference, and groups that exist need not improve "
+        'the models. After training, ask for the verdict, which uses held-out data (see "Should I '
+        'cluster?" in the documentation).'
     )
     return parts
 
@@ -168,33 +168,34 @@ def _verdict(advice: Advice) -> str:
     if advice.kind == "client by client":
         if not advice.evidence["proposal"]:
             return (
-                "Client by client: clients have different shares of labels, each its own, and are "
+                "Client by client: every client has its own label frequencies, and the clients are "
                 "alike otherwise. There are no groups: train one model for all and personalise it."
             )
         return (
-            "Client by client: the clients differ one by one, as writers or cameras do, and no "
-            f"number of groups up to {found['max_groups']} describes them. Let everybody train "
-            'alone (method "local_only") or personalise one model. If you want to try groups, '
-            f"{found['proposal']} are the best cut, but nothing here says that they exist."
+            "Client by client: every client differs from the others in its own way, as writers or "
+            f"cameras do, and no number of groups up to {found['max_groups']} describes them. Let "
+            'every client train alone (method "local_only") or personalise one model. If you want '
+            f"to try groups, {found['proposal']} are the best division, but there is no evidence "
+            "that they exist."
         )
     sizes = list(advice.assignment.values())
     counts = sorted((sizes.count(g) for g in set(sizes)), reverse=True)
     text = f"{k} groups ({listed(counts)} clients). "
     if advice.kind == "meaning":
         return text + (
-            "Between them the inputs, or what a label means, differ, so that one model cannot "
-            f'serve all: train a model for each (method "survey", n_groups={k}).'
+            "They differ in their inputs, or in what a label means, so one model cannot serve all. "
+            f'Train a model for each group (method "survey", n_groups={k}).'
         )
     overlap = found["label_overlap"]
-    text += "They differ in how often they have each label, and in nothing else. "
+    text += "They differ in how often each label occurs, and in nothing else. "
     if overlap is not None and overlap < APART:
         return text + (
-            "They share hardly a label, so each group needs to tell fewer classes apart: train a "
-            f'model for each (method "survey", n_groups={k}).'
+            "They have almost no label in common, so each model has fewer classes to tell apart. "
+            f'Train a model for each group (method "survey", n_groups={k}).'
         )
     return text + (
-        "Everybody has many of the same labels, so one model may serve all as well or better in "
-        'the end: train both ("survey" and "fedavg") and compare.'
+        "They have many labels in common, so one model may be as good or better in the end. "
+        'Train both ("survey" and "fedavg") and compare.'
     )
 
 
@@ -203,10 +204,10 @@ def _doubts(advice: Advice) -> list[str]:
     if found["clients"] < FEW:
         doubts.append(f"With fewer than {FEW} clients the number is a guess.")
     if found["samples"]["median"] < 50:
-        doubts.append("With so few samples small differences drown in noise.")
+        doubts.append("With fewer than 50 samples per client, small differences are lost in noise.")
     if found["set_aside"]:
         names = listed(found["set_aside"][:5])
-        doubts.append(f"Set aside because their losses are not numbers: {names}.")
+        doubts.append(f"Left out because their losses are not numbers: {names}.")
     if not found["classes"]:
-        doubts.append("Without classes the method has been measured little.")
+        doubts.append("Without classes this advice has been tested little.")
     return doubts

@@ -1,7 +1,7 @@
-"""What a user keeps of a run: groups, models, places for newcomers, predictions.
+"""What a user keeps of a run: groups, models, groups for new clients, predictions.
 
-A `Fitted` is read from the files of a finished run, so what was just trained, what was saved and
-what was loaded elsewhere are the same thing.
+A `Fitted` is read from the files of a finished run. A model that was just trained and one that was
+saved and loaded elsewhere are therefore the same.
 """
 
 import json
@@ -33,7 +33,7 @@ from coterie.running.build import Run, as_model, build, build_algorithm
 from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import begin, resume, run
-from coterie.running.progress import Progress, chosen
+from coterie.running.progress import Progress, choose_progress
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
 from coterie.running.verdict import ARMS, judge
 
@@ -48,19 +48,19 @@ FORMATS = {
 
 
 class Spot(NamedTuple):
-    """Where a newcomer belongs."""
+    """The group of a new client."""
 
     group: int
-    margin: float  # 0: between two groups, 1: beyond doubt
-    fits: bool  # False: unlike any group
-    score: float  # strangeness; 1: as a member may be, nan where members cannot tell
+    margin: float  # 0: halfway between two groups, 1: clear
+    fits: bool  # False: it resembles no group
+    score: float  # distance from the group; up to 1 is usual for members, nan: not known
 
     def __str__(self) -> str:
         if not self.fits:
-            strange = f": {self.score:.1f} times as strange as a member may be"
-            return "fits no group" + (strange if self.score > 1 else "")
+            far = f": {self.score:.1f} times as far from the nearest group as members may be"
+            return "fits no group" + (far if self.score > 1 else "")
         # Below .3 placements were right in 32 to 78 of 100 cases, above it in all of 201.
-        sure = "clearly" if self.margin >= 0.3 else "but it stands between groups"
+        sure = "clearly" if self.margin >= 0.3 else "but another group is almost as near"
         return f"group {self.group}, {sure} (margin {self.margin:.2f})"
 
 
@@ -89,18 +89,18 @@ class Fitted:
 
     @property
     def groups(self) -> Table:
-        """A row per client: group, margin, score, and the gain over other ways to train."""
+        """A row per client: group, margin, score, and the gain over other ways of training."""
         columns = list(self.rows[0])
         return Table(columns, [[line[name] for name in columns] for line in self.rows], FORMATS)
 
     @property
     def names(self) -> list[str]:
-        """The clients."""
+        """Names of the clients."""
         return list(self.card.names)
 
     @property
     def n_groups(self) -> int:
-        """Groups in use."""
+        """Number of groups that have clients."""
         return len(self.cards)
 
     @property
@@ -110,17 +110,17 @@ class Fitted:
 
     @property
     def verdict(self) -> Verdict:
-        """One model, groups or every client alone: what to use, and who gains."""
+        """Whether to use one model, a model per group or a model per client, and who gains."""
         if "verdict.json" not in self.files:
             raise ConfigError(
-                "No verdict: the run was not compared with one model and with training alone. "
-                "Fit with compare=True, or run: coterie verdict FOLDER"
+                "The verdict needs two more runs: one model for all, and every client alone. This "
+                "run has neither. Fit with compare=True, or run: coterie verdict FOLDER"
             )
         return Verdict.of(self.files["verdict.json"])
 
     @property
     def history(self) -> Any:
-        """The rounds: a DataFrame if pandas is there, else a list of dicts."""
+        """A row per round: a DataFrame if pandas is installed, else a list of dicts."""
         lines = [{k: v for k, v in line.items() if k != "assignment"} for line in self.rounds]
         try:
             import pandas
@@ -130,7 +130,7 @@ class Fitted:
 
     @property
     def notes(self) -> list[str]:
-        """What was decided on the way: rules for columns, the model."""
+        """What was decided automatically, such as the task, the columns and the model."""
         return list(self.card.notes)
 
     def __str__(self) -> str:
@@ -144,9 +144,14 @@ class Fitted:
     # use
 
     def place(self, x: Any, y: Any = None) -> Spot:
-        """The group of a new client, from its data: arrays, a table, the name of a file or folder.
+        """Find the group of a new client from its data.
 
-        A table's label column has the name it had in training, unless y is given.
+        Parameters
+        ----------
+        x
+            The client's inputs as an array, or its rows as a table, a file or a folder of images.
+        y
+            The labels. None: they are in a column of the table, under the name used in training.
         """
         names = (*self.names, "newcomer")
         fed = Simulation(_Newcomer(names, self._as_client(x, y)), stack=False)
@@ -155,7 +160,7 @@ class Fitted:
             state, last = grow(self.state, len(names)), torch.tensor([len(names) - 1])
             _, evidence = self.algorithm.place(fed, state, last)
         numbers = {line["model"]: line["group"] for line in self.cards}
-        # A client that prefers a model nobody uses fits no group.
+        # A client that prefers a model without clients fits no group.
         group = numbers.get(int(evidence.group[0]), -1)
         fits = bool(evidence.fits[0]) and group >= 0
         return Spot(group, float(evidence.margin[0]), fits, float(evidence.score[0]))
@@ -163,10 +168,19 @@ class Fitted:
     def predict(
         self, x: Any, client: str | None = None, group: int | None = None, raw: bool = False
     ) -> np.ndarray:
-        """Predictions by the model of a client or of a group.
+        """Predict with the model of a client or of a group.
 
-        Classes come back under the names they had in the data, numbers in their own unit; `raw`
-        gives the network's outputs.
+        Parameters
+        ----------
+        x
+            Inputs as an array, or rows as a table, a file or a folder of images.
+        client
+            Name of the client whose model is used.
+        group
+            Number of the group whose model is used, instead of a client.
+        raw
+            Return the outputs of the network. Otherwise classes have their original names, and
+            numbers their original unit.
         """
         with torch.no_grad():
             output = self.algorithm.predict(self._personal(client, group), self._inputs(x))
@@ -182,14 +196,16 @@ class Fitted:
         return np.asarray(self.encoder.decode(output))
 
     def model(self, group: int) -> nn.Module:
-        """The network of a group, as a plain module in evaluation mode."""
+        """The network of a group as a PyTorch module in evaluation mode."""
         model = getattr(self.algorithm, "model", None)
         if not isinstance(model, Model):
-            raise ConfigError(f"{type(self.algorithm).__name__} has no network to hand out.")
+            raise ConfigError(
+                f"model: the method must train a network. {type(self.algorithm).__name__} does not."
+            )
         return model.plain(self._personal(None, group))
 
     def save(self, path: str | Path) -> None:
-        """Keep everything in a folder that must not exist."""
+        """Save everything to a folder, which must not exist yet."""
         folder = RunFolder(path)
         folder.create(self.description)
         for line in self.rounds:
@@ -207,7 +223,7 @@ class Fitted:
         if task == "reconstruction" or not self.algorithm.supervised:
             return from_arrays([inputs], None, **options)
         if y is None and isinstance(x, np.ndarray | Tensor | list):
-            raise DataError("place: labels are needed to tell which group fits. Pass y.")
+            raise DataError("place: labels are needed to find the group. Got x only. Pass y too.")
         labels = self.encoder.labels(x if y is None else y)
         options |= {"task": task, "n_outputs": self.card.n_outputs}
         return from_arrays([inputs], [labels], **options)
@@ -230,7 +246,7 @@ class Fitted:
         if client is None:
             members = {line["group"]: line["clients"] for line in self.cards}
             if group is None and len(members) > 1:
-                raise ConfigError("Say whose model: client='...' or group=...")
+                raise ConfigError("predict: name whose model to use: client='...' or group=...")
             group = next(iter(members)) if group is None else group
             if group not in members:
                 raise ConfigError(unknown("group", str(group), map(str, members)))
@@ -250,7 +266,7 @@ class Fitted:
 
 
 class _Newcomer:
-    """One client with data behind many names without; what `place` asks of a source."""
+    """The data of one new client, who comes after the known clients; those have none here."""
 
     def __init__(self, names: tuple[str, ...], data: FederatedData) -> None:
         self.names, self.data = names, data
@@ -336,21 +352,21 @@ def fit(
 
 
 def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Fitted:
-    """Run what a run file describes, and the runs it is compared with; keep the result."""
-    show = chosen(progress)
+    """Run what was requested, and the runs it is compared with."""
+    show = choose_progress(progress)
     result = begin(ready, out, show)
     return compare(result, run_baselines(ready, out, show))
 
 
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
-    """Go on with a run, and with those it is compared with."""
-    show = chosen(progress)
+    """Continue a run, and the runs it is compared with."""
+    show = choose_progress(progress)
     result = resume(ready.algorithm, ready.data, ready.settings, out, show)
     return compare(result, run_baselines(ready, out, show))
 
 
 def run_baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[str, Result]:
-    """The same model and training without groups: every client alone, and one model for all."""
+    """Train the same model without groups: every client alone, and one model for all."""
     parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
         return {}
@@ -387,7 +403,7 @@ def compare(result: Result, others: dict[str, Result]) -> Fitted:
 
 
 def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:
-    """The verdict on a run in a folder; what it lacks is trained first, or gone on with."""
+    """The verdict on the run in a folder; runs that it is compared with are trained if missing."""
     folder = RunFolder(path)
     description = folder.description()
     finished = (folder.path / "summary.json").exists()
@@ -398,15 +414,23 @@ def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:
     parts = (getattr(ready.algorithm, part, None) for part in ("model", "local"))
     if name in GAINS or None in parts:
         raise ConfigError(
-            f"verdict: it compares groups with one model and with training alone, and {name} forms "
-            "no groups with a network. Ask it of a run of clove, ifca or survey."
+            f"verdict: the run must be of a method that trains a network per group. {name} does "
+            "not. Choose a run of census, clove, ifca or survey."
         )
     ready = replace(ready, settings=replace(ready.settings, compare=True))
     return resume_run(ready, path, progress).verdict
 
 
 def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
-    """A kept federation; `model` is needed only if a run file could not name it."""
+    """Load the result of a run.
+
+    Parameters
+    ----------
+    path
+        A run folder, or a folder written by `Fitted.save`.
+    model
+        The network, needed only if it was given as a module, which a file cannot name.
+    """
     folder = RunFolder(path)
     description = folder.description()
     files = folder.final_files()

@@ -23,7 +23,7 @@ from coterie.running.build import build
 from coterie.running.final import Result, mean
 from coterie.running.folder import no_nan, read_json, to_json, write
 from coterie.running.loop import resume, run
-from coterie.running.progress import Progress, Silent, chosen, duration
+from coterie.running.progress import Progress, Silent, choose_progress, duration
 from coterie_lab import (
     recipes,  # noqa: F401 - registers them
     sources,
@@ -128,11 +128,13 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
     folder = plan.out / "runs" / plan.scale / task.study.name / f"seed-{task.seed}"
     ready = build(tables)
     if any((folder / "checkpoint").glob("*.json")):
-        result = resume(ready.algorithm, ready.data, ready.settings, folder, chosen(progress))
+        result = resume(
+            ready.algorithm, ready.data, ready.settings, folder, choose_progress(progress)
+        )
     else:
         if folder.exists():  # the run was interrupted before its first checkpoint
             shutil.rmtree(folder)
-        result = run(ready.algorithm, ready.data, ready.settings, folder, chosen(progress))
+        result = run(ready.algorithm, ready.data, ready.settings, folder, choose_progress(progress))
     figures = summarise(task, plan, result)
     path = summary_path(plan, task.study.name, task.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +308,7 @@ def _results(
 ) -> Iterable[tuple[Task, dict[str, Any]]]:
     if jobs <= 1 or len(todo) < 2:
         for task in todo:
-            shown = chosen(True) if show and _on_screen() else Silent()
+            shown = choose_progress(True) if show and _on_screen() else Silent()
             yield task, perform(task, plan, shown)
         return
     context = multiprocessing.get_context("spawn")  # torch threads do not survive a fork

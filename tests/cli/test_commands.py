@@ -105,8 +105,8 @@ def test_help_teaches_with_an_example(call, command):
     ("command", "words"),
     [
         ("run", "A run file"),
-        ("place", "A run folder."),
-        ("reproduce", "A table or figure"),
+        ("place", "A run folder,"),
+        ("reproduce", "Name of a table or figure"),
     ],
 )
 def test_help_explains_arguments(call, command, words):
@@ -175,14 +175,14 @@ def test_own_files_by_one_command(call, sites, tmp_path):
     assert (code, err) == (0, "")
     assert "note: Column 'ill' holds 2 labels, so the task is classification." in out
     assert "gain over alone" in out
-    assert "by training alone" in out
+    assert "with training alone" in out
 
 
 def test_advice_on_own_files(call, sites, tmp_path):
     picture = tmp_path / "evidence.png"
     code, out, _ = call("advise", sites, "--label", "ill", "--table", "--picture", picture)
     assert code == 0
-    assert "What it cost: one exchange" in out
+    assert "Cost: one exchange" in out
     assert "conditional noise ratio" in out
     assert picture.stat().st_size > 10_000
     code, out, _ = call("advise", sites, "--label", "ill", "--json")
@@ -198,7 +198,7 @@ def test_evidence_is_shown_and_drawn(call, sites, tmp_path):
     assert call("run", *data, "--no-compare", "--out", out)[0] == 0
     code, said, _ = call("show", out, "--picture", picture)
     assert code == 0
-    assert "How many groups:" in said
+    assert "Number of groups:" in said
     assert picture.stat().st_size > 10_000
 
 
@@ -222,7 +222,7 @@ def test_resume_goes_on_and_show_says_so_before(call, tmp_path):
     for words in (["show"], ["compare"], ["show", "--json"]):
         code, _, err = call(*words, tmp_path / "run")
         assert code == 2
-        assert f"not finished. Go on with `coterie resume {tmp_path / 'run'}`" in err
+        assert f"not finished. Continue it with `coterie resume {tmp_path / 'run'}`" in err
     code, out, _ = call("resume", tmp_path / "run")
     assert code == 0
     assert "clove: rounds 3 to 4" in out
@@ -274,7 +274,7 @@ def test_predict_prints_or_writes_a_line_per_row(call, kept, tmp_path):
     assert len(lines) == 31
     assert set(lines[1:]) <= {"yes", "no"}
     code, out, _ = call(*words, "--out", tmp_path / "p.csv")
-    assert out == f"30 predictions in {tmp_path / 'p.csv'}\n"
+    assert out == f"30 predictions saved to {tmp_path / 'p.csv'}\n"
     assert (tmp_path / "p.csv").read_text().splitlines() == lines
 
 
@@ -425,7 +425,7 @@ def test_unusable_files_are_one_sentence_and_code_2(call, sites, tmp_path, how, 
         (["--label", "ill", "--set", "algoritm.n_groups=2"], "Did you mean 'algorithm'"),
         (["--label", "ill", "--set", "model.name=mpl"], "Did you mean 'mlp'"),
         (["--label", "ill", "--set", "run.rounds=x"], "rounds must be a valid integer"),
-        (["--label", "ill", "--set", "n_groups=2"], "--set must look like algorithm.n_groups=3"),
+        (["--label", "ill", "--set", "n_groups=2"], "--set must have the form table.option=value"),
         (["--label", "ill", "--set", "model.name=cnn"], "cnn: samples must be images"),
     ],
 )
@@ -447,7 +447,7 @@ def test_folders_and_files_that_are_not_there_or_empty(call, tmp_path):
     one_sentence(call("run", "--data", tmp_path / "none"), "none does not exist.")
     one_sentence(call("run", tmp_path / "none.toml"), "none.toml does not exist.")
     one_sentence(call("run", tmp_path / "empty"), "cannot be read")
-    one_sentence(call("run"), "give a run file or --data. Try: coterie run quickstart")
+    one_sentence(call("run"), "give either a run file or --data. Got neither.")
 
 
 @pytest.mark.parametrize("command", ["resume", "show", "compare"])
@@ -473,7 +473,7 @@ def test_damaged_models_are_found(call, kept, tmp_path):
     shutil.copytree(kept / "run", tmp_path / "run")
     (tmp_path / "run" / "final" / "state.safetensors").write_bytes(b"1")
     words = ["--data", kept / "sites" / "site-1.csv"]
-    one_sentence(call("place", tmp_path / "run", *words), "is missing or damaged. Run it again")
+    one_sentence(call("place", tmp_path / "run", *words), "is missing or damaged. Resume the run")
 
 
 def test_place_and_predict_refuse_unusable_rows_and_names(call, kept, tmp_path):
@@ -483,15 +483,15 @@ def test_place_and_predict_refuse_unusable_rows_and_names(call, kept, tmp_path):
     good = ["--data", kept / "sites" / "site-1.csv"]
     near = "Unknown client 'site1'. Did you mean 'site-1'"
     one_sentence(call("predict", kept / "run", "--client", "site1", *good), near)
-    one_sentence(call("predict", kept / "run", *good), "Say whose model")
+    one_sentence(call("predict", kept / "run", *good), "name whose model to use")
     one_sentence(call("explain", "clov"), "Unknown name 'clov'. Did you mean 'clove'")
     none = call("place", kept / "run", "--data", tmp_path / "none.csv")
-    one_sentence(none, "the file must exist. There is none.")
+    one_sentence(none, "the file must exist. It does not.")
 
 
 @pytest.mark.parametrize("pair", ["n_groups=3", "algorithm.=3", ".x=3", "algorithm.n_groups"])
 def test_set_must_name_a_table_and_an_option(pair):
-    with pytest.raises(ConfigError, match="--set must look like"):
+    with pytest.raises(ConfigError, match="--set must have the form"):
         parse_sets([pair])
 
 

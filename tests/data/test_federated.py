@@ -166,7 +166,7 @@ def test_a_subset_keeps_what_belongs_to_its_clients():
 
 
 def test_a_subset_of_unknown_clients_is_refused():
-    with pytest.raises(DataError, match=r"ids must lie in 0\.\.2, got 3"):
+    with pytest.raises(DataError, match=r"ids must lie in 0\.\.2\. Got 3"):
         small().subset(torch.tensor([3]))
 
 
@@ -200,7 +200,7 @@ def test_hold_out_depends_on_the_seed_and_not_on_the_other_clients():
 def test_hold_out_twice_is_refused():
     with pytest.raises(DataError, match="without validation rows"):
         from_arrays([torch.rand(9, 1)]).hold_out(0.3, 0).hold_out(0.3, 0)
-    with pytest.raises(ConfigError, match=r"must be in \[0, 1\), got 1"):
+    with pytest.raises(ConfigError, match=r"must be in \[0, 1\)\. Got 1"):
         small().hold_out(1.0, 0)
 
 
@@ -248,7 +248,7 @@ def test_a_hundred_thousand_clients_are_cut_and_gathered():
     ("changes", "sentence"),
     [
         ({"names": ("ann", "bob", "ann")}, "names must be unique. 'ann' occurs more than once"),
-        ({"names": ()}, "at least one client, got none"),
+        ({"names": ()}, "at least one client. Got none"),
         ({"names": ("ann", "bob")}, "'train' rows must cover all 2 clients. They cover 3"),
         ({"y": torch.zeros(7).long()}, "x has 8 rows, y has 7"),
         ({"task": "clasification"}, "Unknown task 'clasification'. Did you mean 'classification'"),
@@ -399,10 +399,10 @@ NAN = np.array([[0.0], [np.nan]])
         ),
         ({"xs": arrays(2, d=1), "ys": [[0.0, np.inf]]}, "train row 1 of y is nan or infinite"),
         ({"xs": arrays(2, d=1), "test": ([NAN], None)}, "'client-0', test row 1 of x is nan"),
-        ({"xs": [np.ones(3)]}, r"has shape \[3\]. For a single feature use x\[:, None\]"),
-        ({"xs": [[["a", "b"]]]}, "x must hold numbers. That of client 'client-0' has type <U1"),
+        ({"xs": [np.ones(3)]}, r"has x of shape \[3\]. For a single feature use x\[:, None\]"),
+        ({"xs": [[["a", "b"]]]}, "x must hold numbers. Client 'client-0' has x of type <U1"),
         ({"xs": [np.ones((2, 1), complex)]}, "x must hold numbers.*complex128"),
-        ({"xs": [[[1, 2], [3]]]}, "x of a client must be one array. That of 'client-0' is none"),
+        ({"xs": [[[1, 2], [3]]]}, "x of a client must be one array. Client 'client-0' has none"),
         (
             {"xs": [np.ones((2, 1)), np.ones((2, 1), np.uint8)]},
             "inputs of one type. 'client-0' has torch.float32, 'client-1' has torch.uint8",
@@ -411,14 +411,17 @@ NAN = np.array([[0.0], [np.nan]])
         ({"xs": arrays(2), "ys": [[0, 1, 1]]}, "'client-0' has 2 rows of x and 3 of y"),
         ({"xs": arrays(2), "ys": [0]}, "y must have a row per sample"),
         ({"xs": arrays(2), "ys": [[0j, 1j]]}, "y must hold numbers or text.*complex128"),
-        ({"xs": arrays(2, 2), "ys": [[0, 1], ["a", "b"]]}, "numbers or text for all clients"),
+        (
+            {"xs": arrays(2, 2), "ys": [[0, 1], ["a", "b"]]},
+            "numbers for all clients or text",
+        ),
         ({"xs": arrays(2), "ys": [[[0, 1], [1, 1]]]}, r"one label per sample .* shape \[2, 2\]"),
         (
             {"xs": arrays(2, 2), "ys": [[0.0, 1.0], [[0.0], [1.0]]]},
-            r"y must hold rows \[\] for regression. That of client 'client-1' has shape \[2, 1\]",
+            r"y must hold rows \[\] for regression. Client 'client-1' has y of shape \[2, 1\]",
         ),
-        ({"xs": arrays(2), "ys": [[0.5, 1]], "task": "classification"}, "Floats came"),
-        ({"xs": arrays(2), "ys": [["a", "b"]], "task": "regression"}, "Text came"),
+        ({"xs": arrays(2), "ys": [[0.5, 1]], "task": "classification"}, "Got floats"),
+        ({"xs": arrays(2), "ys": [["a", "b"]], "task": "regression"}, "Got text"),
         ({"xs": arrays(2), "ys": [[0, 1]], "task": "reconstruction"}, "takes no targets"),
         ({"xs": arrays(2), "ys": [[0, 1]], "task": "regresion"}, "Did you mean 'regression'"),
         ({"xs": arrays(2), "task": "regression"}, "regression must have targets. Give ys"),

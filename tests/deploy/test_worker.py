@@ -121,7 +121,7 @@ def test_a_client_reads_its_own_rows_as_the_pilot_did(tmp_path):
 
 
 def test_a_client_without_data_is_told_where_they_should_be(tmp_path):
-    with pytest.raises(DataError, match="data of 'c' must lie in"):
+    with pytest.raises(DataError, match="data of client 'c' must be in"):
         client_file(tmp_path / "nothing", "c")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="must be a file"):

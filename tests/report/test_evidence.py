@@ -16,14 +16,15 @@ NONE = {
 
 def test_words():
     assert evidence.words([NONE, CLEAR]) == (
-        "How many groups: 3 (conditional noise ratio 1.1; 9 with 2). Runner-up 4."
+        "Number of groups: 3. The conditional noise ratio is 1.1 with 3 and 9 with 2. "
+        "The next best is 4."
     )
     assert evidence.words([{**NONE, "decides": True}]) == (
-        "How many groups: no number up to 4 fits; joint noise ratio does not fall below 7.5 "
-        "(noise: up to 1.3). Nothing fits."
+        "Number of groups: no number up to 4 fits. The joint noise ratio is 7.5 at best; only up "
+        "to 1.3 is noise. Nothing fits."
     )
     close = evidence.words([{**CLEAR, "close": [2, 4]}])
-    assert "Not distinguishable from 2 or 4 with this number of samples." in close
+    assert "With this number of samples, 3 cannot be told from 2 or 4." in close
 
 
 def test_table():

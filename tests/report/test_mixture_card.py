@@ -11,7 +11,7 @@ from coterie.core.random import normal, seed_key
 from coterie.data import from_arrays
 from coterie.models import MLP, VAE
 from coterie.models.vae import gaussian
-from coterie.report.cards import mixture_card, shown
+from coterie.report.cards import mixture_card, show_run
 from coterie.running.build import Settings, build, describe
 from coterie.running.folder import RunFolder
 from coterie.running.loop import run
@@ -42,7 +42,7 @@ def test_show_prints_shares_with_their_errors(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = run(method(), mixed(), Settings(10, evaluate_every=0), tmp_path / "run")
-    text = shown(RunFolder(tmp_path / "run"))
+    text = show_run(RunFolder(tmp_path / "run"))
     assert "Components: 2. Clients differ in directions of strength" in text
     assert "share 0" in text
     assert "±" in text
@@ -55,7 +55,7 @@ def test_show_prints_shares_with_their_errors(tmp_path):
 def test_a_card_says_when_shares_are_in_dispute():
     text = mixture_card({"n_components": 2, "tail_against_anchor": 0.2, "matched": [0.9, 0.8]})
     assert "quote both" in text
-    assert "90.0%, 80.0% right" in text
+    assert "accuracy of each expert on its own component: 90.0%, 80.0%" in text
 
 
 def test_a_run_file_builds_it_again():

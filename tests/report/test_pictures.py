@@ -236,7 +236,7 @@ def test_bad_input_gets_one_clear_sentence(folders, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"must end in .png, .svg, .pdf. Got 'a.xyz'"):
         compare_picture([folders["ifca"]], tmp_path / "a.xyz")
     (tmp_path / "run.json").write_text('{"algorithm": {"name": "ifca"}}')
-    with pytest.raises(DataError, match="no round has been finished"):
+    with pytest.raises(DataError, match="no round is finished yet"):
         journey_picture(tmp_path, tmp_path / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"coterie\[plot\]"):

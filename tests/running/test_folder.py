@@ -61,7 +61,9 @@ def test_without_any_whole_checkpoint_the_error_says_how_to_start_again(stopped)
         path.write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(DataError, match=r"no whole checkpoint was found.*coterie run .*run\.json"),
+        pytest.raises(
+            DataError, match=r"no undamaged checkpoint was found.*coterie run .*run\.json"
+        ),
     ):
         resume(whole.algorithm, whole.data, whole.settings, folder)
 
@@ -79,7 +81,7 @@ def test_damage_to_the_final_files_is_found(stopped, how):
     folder, *_ = stopped
     path = folder / "final" / "clients.json"
     path.write_bytes(b"{}") if how == "changed" else path.unlink()
-    with pytest.raises(DataError, match=r"clients\.json is missing or damaged\. Run it again"):
+    with pytest.raises(DataError, match=r"clients\.json is missing or damaged\. Resume the run"):
         RunFolder(folder).final_files()
 
 
@@ -149,7 +151,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, request):
     assert "rounds.jsonl could not be written (File too large)" in log
     assert "the disk is full, so memory-000003.safetensors could not be written" in checkpoint
     for sentence in (log, checkpoint):
-        assert sentence.endswith("make room, then resume.")
+        assert sentence.endswith("Free some space, then resume.")
     whole = ready("local_only", 5, model={"hidden": [40]})
     run(whole.algorithm, whole.data, whole.settings, tmp_path / "whole")
     for name in ("log", "checkpoint"):

@@ -61,7 +61,7 @@ def test_ctrl_c_says_how_to_go_on_and_loses_no_byte(tmp_path, save_every):
     saved = 3 if save_every == 1 else 0
     path = tmp_path / "run"
     assert stops.said == [
-        f"Stopped. {saved} of 6 rounds are saved. Go on with: coterie resume {path}"
+        f"Stopped. {saved} of 6 rounds are saved. Continue with: coterie resume {path}"
     ]
     again(one, tmp_path / "run")
     assert content(tmp_path / "run") == content(tmp_path / "whole")
@@ -108,7 +108,7 @@ def test_a_process_stopped_at_any_moment_resumes_exactly(tmp_path, how):
     said, _ = process.communicate()
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert f"Go on with: coterie resume {tmp_path / 'run'}" in said
+        assert f"Continue with: coterie resume {tmp_path / 'run'}" in said
     assert not (tmp_path / "run" / "summary.json").exists()
     one = ready("clove", 30)
     again(one, tmp_path / "run")
@@ -136,7 +136,7 @@ def test_ctrl_c_counts_even_where_it_is_swallowed(tmp_path):
 def test_changed_data_are_refused_on_resume(tmp_path):
     start(ready("ifca", 2), tmp_path / "run")
     other = ready("ifca", 4, data={"seed": 1})
-    with pytest.raises(DataError, match=r"not those the run began with\. Put the old files back"):
+    with pytest.raises(DataError, match=r"They have changed\. Restore the old"):
         again(other, tmp_path / "run")
 
 

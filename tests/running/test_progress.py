@@ -2,7 +2,15 @@ import io
 
 import pytest
 
-from coterie.running.progress import Live, Plain, Silent, cells, chosen, duration, megabytes
+from coterie.running.progress import (
+    Live,
+    Plain,
+    Silent,
+    cells,
+    choose_progress,
+    duration,
+    megabytes,
+)
 
 LINE = {
     "round": 3,
@@ -45,7 +53,7 @@ def test_plain_lines(capsys):
     plain.end()
     first, line, word = capsys.readouterr().out.splitlines()
     assert first == "clove: rounds 3 to 4"
-    assert line == "round 3/4  loss 0.5000  moved 900 B  left 0 s"
+    assert line == "round 3/4  loss 0.5000  sent 900 B  time left 0 s"
     assert word == "A word."
 
 
@@ -73,9 +81,9 @@ def test_the_live_table_shows_the_newest_rounds():
 
 def test_progress_is_lines_outside_a_terminal_and_silent_if_unwanted():
     mine = Plain()
-    assert chosen(mine) is mine
-    assert type(chosen(False)) is Silent
-    assert type(chosen(True)) is Plain
+    assert choose_progress(mine) is mine
+    assert type(choose_progress(False)) is Silent
+    assert type(choose_progress(True)) is Plain
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def test_staying_alone_is_tried_against_what_is_left():
 def test_seven_clients_decide_nothing():
     found = judge(arms([0.5] * 7, [0.4] * 7, [0.9] * 7))
     assert found["choice"] == "undecided"
-    assert "7 clients have 20 samples" in found["why"]
+    assert "At least 8 clients with 20 samples" in found["why"]
+    assert "Got 7." in found["why"]
     assert "undecided" in Verdict.of(found).sentence
 
 
@@ -109,10 +110,13 @@ def test_words_say_who_gains_and_who_loses(tmp_path):
     assert verdict.losing == ["c10", "c9"]
     assert len(verdict.gaining) == 9
     text = str(verdict)
-    assert "82% are better off with groups" in text
-    assert "worse off, most first: c10, c9" in text
-    assert "rows held out of training" in text
-    assert "20 more rounds, and 20% of the data" in text
+    assert "9 of 11 clients have a lower loss with groups than with one model" in text
+    assert "worst off with groups: c10, c9." in text
+    assert "0.500 with one model for all, 0.459 with a model per group, and 0.900 if" in text
+    assert "neither clearly better nor worse than one model for all (95% interval: -0.0" in text
+    assert "the loss is higher by 0.400 (95% interval: 0.400 to 0.400)" in text
+    assert "each client's validation rows, which were not used for training" in text
+    assert "took 20 more rounds and holds out 20% of the data" in text
     assert verdict.table["client"][0] == "c0"
     assert Verdict.of(json.dumps(verdict.to_json()).encode()) == verdict
     assert verdict_picture(verdict, tmp_path / "verdict.png").stat().st_size > 5000
@@ -191,7 +195,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
 
 def test_one_model_alone_has_no_verdict(tmp_path):
     fit_run(build(tables("fedavg")), tmp_path / "run")
-    with pytest.raises(ConfigError, match="fedavg forms no groups"):
+    with pytest.raises(ConfigError, match=r"a network per group\. fedavg does not"):
         verdict_of(tmp_path / "run")
 
 

@@ -12,31 +12,36 @@ def advise(
     folder: Annotated[
         Path, typer.Argument(help="Your data: a folder with a file per client, or one table.")
     ],
-    label: Annotated[str | None, typer.Option(help="Column that is to be predicted.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     client: Annotated[
-        str | None, typer.Option(help="Column that names the client, if the data are one table.")
+        str | None,
+        typer.Option(help="Column with the name of the client, if the data are one table."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Network you mean to train: linear, mlp, cnn.")
+        str | None, typer.Option(help="Network you want to train, e.g. linear, mlp or cnn.")
     ] = None,
     max_groups: Annotated[int, typer.Option(help="Largest number of groups considered.")] = 10,
-    networks: Annotated[int, typer.Option(help="Seeded networks that clients evaluate.")] = 16,
+    networks: Annotated[
+        int, typer.Option(help="Number of random networks that every client evaluates.")
+    ] = 16,
     threshold: Annotated[
         float, typer.Option(help="Noise ratio up to which clients count as alike.")
     ] = 1.3,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the evidence to this file (PNG, SVG, PDF).")
+        Path | None, typer.Option(help="Draw the evidence to this file (PNG, SVG or PDF).")
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="Print the evidence by number.")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Also print the evidence as a table.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Should the clients be grouped? Say so before anything is trained.
+    """Find out before training whether the clients should be grouped.
 
-    Every client evaluates a few networks that are drawn from a seed and never trained. How their
-    losses differ, class by class and measured in units of chance, tells whether there are groups
-    (one model is an answer), how many, and in what they differ: inputs or the meaning of labels,
-    label shares alone, or client by client. It costs one exchange of a few kilobytes.
+    Every client evaluates a few random networks, which are never trained. If the losses of two
+    clients differ by more than chance, the clients differ. The advice says whether there are
+    groups, how many, and in what they differ: in inputs or the meaning of labels, in label
+    frequencies only, or client by client. It takes one exchange of a few kilobytes.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""The commands, in the order people meet them."""
+"""The commands, in the order in which a new user needs them."""
 
 from importlib.metadata import entry_points
 
@@ -20,7 +20,7 @@ from coterie.cli import (
 )
 
 app = typer.Typer(
-    help="Find the groups hidden in a federation, and train a model for each.",
+    help="Find groups of similar clients in a federation, and train a model for each group.",
     epilog="Start here: coterie run quickstart",
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -9,12 +9,15 @@ from coterie.cli.options import Json
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="A method's name, or a Python file that has one.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of a method, or a Python file that defines one.")
+    ],
     json: Json = False,
 ) -> None:
-    """Put a method through the contract: every engine, resume, lost replies, newcomers, ...
+    """Check that a method keeps the contract of all methods.
 
-    Exit code 1 if a check fails.
+    The checks cover every engine, resuming, lost replies, new clients and more. The exit code is 1
+    if a check fails.
 
     Examples:
 

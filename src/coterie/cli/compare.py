@@ -9,13 +9,13 @@ from coterie.cli.options import Json
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    folders: Annotated[list[Path], typer.Argument(help="Two or more run folders.")],
     picture: Annotated[
-        Path | None, typer.Option(help="PNG of accuracy and agreement by round.")
+        Path | None, typer.Option(help="Draw accuracy and agreement by round to this file.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare runs in one table, and in one picture.
+    """Compare runs in one table and, if you like, in one picture.
 
     Example:
 

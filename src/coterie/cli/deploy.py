@@ -19,20 +19,22 @@ Name = Annotated[str, typer.Option(help="The client's name.")]
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; must be empty.")],
-    file: Annotated[Path, typer.Argument(help="A run file (TOML or JSON), or a run's run.json.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write. It must be empty.")],
+    file: Annotated[
+        Path, typer.Argument(help="A run file (TOML or JSON), or the run.json of a run folder.")
+    ],
     clients: Annotated[
-        int | None, typer.Option(help="Clients to wait for; default: those in the run file's data.")
+        int | None, typer.Option(help="Clients to wait for. Default: all in the run file's data.")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds an exchange may take.")] = 60.0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change an option: run.rounds=6.")
+        list[str] | None, typer.Option("--set", help="Change one option, e.g. run.rounds=6.")
     ] = None,
 ) -> None:
     """Write a Flower app from a run file.
 
-    The data the run file names show what clients' data look like: columns, classes, scales. Only
-    that is kept.
+    The data named in the run file show what the clients' data look like: columns, classes and
+    scales. The app contains this description, and no data.
 
     Example:
 
@@ -53,34 +55,39 @@ def init(
 @app.command()
 def up(
     folder: Deployment,
-    clients: Annotated[int, typer.Option(help="Nodes to start; 0: the server alone.")] = 0,
+    clients: Annotated[int, typer.Option(help="Number of nodes to start; 0: only the server.")] = 0,
     names: Annotated[
-        str | None, typer.Option(help="Their names, with commas; default: from the run file.")
+        str | None,
+        typer.Option(help="Names of the clients, separated by commas. Default: from the run file."),
     ] = None,
     data: Annotated[
         str,
         typer.Option(
-            help="Their data: a folder with a file per client, package.module:load, or 'run': the "
-            "run file's own."
+            help="Data of the clients: a folder with a file per client, package.module:load, or "
+            "'run' for the data of the run file."
         ),
     ] = "run",
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others reach this machine only if told.")
+        str, typer.Option(help="Address to listen on. By default only this machine can connect.")
     ] = "127.0.0.1",
     also: Annotated[
         str | None,
-        typer.Option(help="Further names of this machine in the certificate, with commas."),
+        typer.Option(
+            help="Further names of this machine for the certificate, separated by commas."
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the SuperLink; default: any.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the SuperLink. Default: any free port.")
+    ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="A package or module whose code the run may name: your own method's."),
+        typer.Option(help="A package or module of your own that the run uses. May be repeated."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and node keys; only on this machine.")
+        bool, typer.Option("--insecure", help="Use no TLS and no node keys. Only for this machine.")
     ] = False,
 ) -> None:
-    """Start a federation on this machine: a SuperLink with TLS, and nodes with keys of their own.
+    """Start a federation on this machine: a SuperLink with TLS, and nodes with their own keys.
 
     Examples:
 
@@ -95,7 +102,8 @@ def up(
 
     if insecure and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(
-            "--insecure is for this machine only. Leave it out, or listen on 127.0.0.1."
+            f"--insecure needs a local address, such as 127.0.0.1. Got {host}. Leave --insecure "
+            "out, or leave --host out."
         )
     local = Local(folder)
     chosen = names.split(",") if names else []
@@ -118,12 +126,18 @@ def run(
     folder: Deployment,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--config", help="Change the Flower run's configuration: deadline=30."),
+        typer.Option("--config", help="Change one option of the Flower run, e.g. deadline=30."),
     ] = None,
-    attempts: Annotated[int, typer.Option(help="Starts of a server app that dies.")] = 5,
-    seconds: Annotated[float, typer.Option(help="Longest time to wait for the end.")] = 86400.0,
+    attempts: Annotated[
+        int, typer.Option(help="How often the server app is started if it stops early.")
+    ] = 5,
+    seconds: Annotated[
+        float, typer.Option(help="Longest time to wait for the end, in seconds.")
+    ] = 86400.0,
 ) -> None:
-    """Run, and wait for the end; a server app that dies is started again from its checkpoint.
+    """Run the app and wait for the end.
+
+    If the server app stops early, it is started again and continues from its checkpoint.
 
     Example:
 
@@ -136,15 +150,19 @@ def run(
     for pair in set_ or []:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--config must look like deadline=30. Got '{pair}'.")
+            raise ConfigError(
+                f"--config must have the form option=value, such as deadline=30. Got '{pair}'."
+            )
         config |= parse_sets([f"config.{name}={value}"])["config"]
     local = Local(folder)
     whole = local.run(
         config, attempts=attempts, seconds=seconds, say=lambda t: print(t, flush=True)
     )
     if not whole:
-        raise FederationError(f"The run did not come to its end. See: coterie deploy logs {folder}")
-    print(f"Kept in {local.out}. See: coterie show {local.out}")
+        raise FederationError(
+            f"The run did not finish. For the reason: coterie deploy logs {folder}"
+        )
+    print(f"Saved to {local.out}. For details: coterie show {local.out}")
 
 
 @app.command()
@@ -171,11 +189,11 @@ def status(folder: Deployment, json: Json = False) -> None:
 def logs(
     folder: Deployment,
     role: Annotated[
-        str | None, typer.Argument(help="superlink, server, or node-NAME; default: all.")
+        str | None, typer.Argument(help="superlink, server or node-NAME. Default: all.")
     ] = None,
-    lines: Annotated[int, typer.Option(help="Lines of each.")] = 20,
+    lines: Annotated[int, typer.Option(help="Number of lines of each.")] = 20,
 ) -> None:
-    """Show the last words of a deployment's processes."""
+    """Show the last lines that the processes of a deployment wrote."""
     from coterie.core.errors import ConfigError, unknown
     from coterie.deploy.local import Deployment as Local
 
@@ -190,7 +208,7 @@ def logs(
 
 @app.command()
 def down(folder: Deployment) -> None:
-    """Stop the processes of a deployment. Runs, memory and keys stay."""
+    """Stop the processes of a deployment. Runs, client memory and keys are kept."""
     from coterie.deploy.local import Deployment as Local
 
     local = Local(folder)
@@ -201,9 +219,11 @@ def down(folder: Deployment) -> None:
 
 @app.command()
 def key(
-    path: Annotated[Path, typer.Argument(help="File to write; the public half gets .pub.")],
+    path: Annotated[
+        Path, typer.Argument(help="File to write. The public key is written beside it, with .pub.")
+    ],
 ) -> None:
-    """Make a node's key pair. The public half goes to the server, the other stays.
+    """Make a key pair for a node. Send the public key to the server; keep the private key.
 
     Example:
 
@@ -216,17 +236,17 @@ def key(
     from coterie.deploy.keys import node_key
 
     if path.exists():
-        raise ConfigError(f"{path} exists. A key is not overwritten.")
+        raise ConfigError(f"{path} exists, and a key is never overwritten. Choose another file.")
     print(f"Register {node_key(path)} with the server: coterie deploy register")
 
 
 @app.command()
 def register(
     folder: Deployment,
-    public: Annotated[Path, typer.Argument(help="A node's public key, .pub.")],
+    public: Annotated[Path, typer.Argument(help="Public key of the node (.pub).")],
     name: Name,
 ) -> None:
-    """Admit a node by its public key, under the name of its client.
+    """Allow a node to connect, by its public key and the name of its client.
 
     Example:
 
@@ -240,21 +260,22 @@ def register(
 
 @app.command()
 def node(
-    home: Annotated[Path, typer.Argument(help="The node's folder: memory, models, the worker.")],
+    home: Annotated[Path, typer.Argument(help="Folder of the node, for client memory and models.")],
     name: Name,
     data: Annotated[
-        str, typer.Option(help="The client's data: a file or folder, or package.module:load.")
+        str, typer.Option(help="Data of the client: a file, a folder, or package.module:load.")
     ],
-    superlink: Annotated[str, typer.Option(help="The SuperLink, host:port.")],
+    superlink: Annotated[str, typer.Option(help="Address of the SuperLink, host:port.")],
     certificate: Annotated[
-        Path | None, typer.Option(help="The server's ca.crt; without it there is no TLS.")
+        Path | None, typer.Option(help="The ca.crt of the server. Without it there is no TLS.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of the node.")] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(help="A package or module whose code the run may name.")
+        list[str] | None,
+        typer.Option(help="A package or module whose code the run may use. May be repeated."),
     ] = None,
 ) -> None:
-    """Run a node on a client's machine, until Ctrl-C: a SuperNode and its worker.
+    """Run a node on a client's machine until Ctrl-C: a SuperNode and its worker.
 
     Example:
 
@@ -270,11 +291,13 @@ def node(
 
 @app.command()
 def pull(
-    folder: Annotated[Path, typer.Argument(help="The node's folder, or a deployment's.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    client: Annotated[str | None, typer.Option(help="Whose, if a deployment is named.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a node, or of a deployment.")],
+    out: Annotated[Path, typer.Option(help="Folder to write. It must not exist.")],
+    client: Annotated[
+        str | None, typer.Option(help="Name of the client, if the folder is a deployment.")
+    ] = None,
 ) -> None:
-    """Fetch a client's own model from its node, to predict with.
+    """Copy a client's own model from its node, to predict with it.
 
     Example:
 
@@ -289,7 +312,7 @@ def pull(
         from coterie.deploy.local import Deployment as Local
 
         if client is None:
-            raise ConfigError("Say whose model: --client NAME.")
+            raise ConfigError("deploy pull: name the client whose model to copy: --client NAME.")
         folder = Local(folder).node_home(client)
     fetch(folder, out)
-    print(f"Kept in {out}. Use: coterie predict {out} --data FILE")
+    print(f"Saved to {out}. To use it: coterie predict {out} --data FILE")

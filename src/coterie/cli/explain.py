@@ -6,9 +6,9 @@ import typer
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="Name of a method, a network, data or a recipe.")],
+    name: Annotated[str, typer.Argument(help="A name from: coterie list.")],
 ) -> None:
-    """Say what something does, when to use it, and what its options are.
+    """Explain a method, a network, a data set or a recipe, with all its options.
 
     Example:
 

@@ -18,10 +18,10 @@ class Kind(StrEnum):
 
 
 def list_(
-    kind: Annotated[Kind | None, typer.Argument(help="Default: all of them.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list. Default: everything.")] = None,
     json: Json = False,
 ) -> None:
-    """List methods, networks, data and recipes, a line each.
+    """List the methods, networks, data sets and recipes, with one line on each.
 
     Example:
 

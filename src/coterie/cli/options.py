@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Folder = Annotated[Path, typer.Argument(help="A run folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Folder = Annotated[Path, typer.Argument(help="A run folder, written by coterie run --out.")]
 Data = Annotated[
     Path,
-    typer.Option(help="The client's rows: CSV, Parquet, NPZ, or a folder of class/image files."),
+    typer.Option(
+        help="Rows of one client: a CSV, Parquet or NPZ file, or a folder of class/image files."
+    ),
 ]
 
 
@@ -27,7 +29,10 @@ def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
         name, equals, value = pair.partition("=")
         table, dot, option = name.partition(".")
         if not (equals and dot and table and option):
-            raise ConfigError(f"--set must look like algorithm.n_groups=3. Got '{pair}'.")
+            raise ConfigError(
+                f"--set must have the form table.option=value, such as algorithm.n_groups=3. Got "
+                f"'{pair}'."
+            )
         tables.setdefault(table, {})[option] = _value(value)
     return tables
 

@@ -4,7 +4,7 @@ from coterie.cli.options import Data, Folder, Json
 
 
 def place(folder: Folder, data: Data, json: Json = False) -> None:
-    """Say which group a new client belongs to, and whether it fits any.
+    """Find the group of a new client, and say whether it fits any group.
 
     Example:
 

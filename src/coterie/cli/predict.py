@@ -11,11 +11,11 @@ from coterie.cli.options import Data, Folder
 def predict(
     folder: Folder,
     data: Data,
-    client: Annotated[str | None, typer.Option(help="Whose model: a client's name.")] = None,
-    group: Annotated[int | None, typer.Option(help="Whose model: a group's number.")] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV to write; default: print.")] = None,
+    client: Annotated[str | None, typer.Option(help="Use the model of this client.")] = None,
+    group: Annotated[int | None, typer.Option(help="Use the model of this group.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write. Default: print.")] = None,
 ) -> None:
-    """Predict for new rows, by the model of a client or of a group.
+    """Predict for new rows with the model of a client or of a group.
 
     Example:
 
@@ -34,4 +34,4 @@ def predict(
         print(text, end="")
     else:
         out.write_text(text)
-        print(f"{len(values)} predictions in {out}")
+        print(f"{len(values)} predictions saved to {out}")

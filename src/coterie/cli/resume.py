@@ -4,7 +4,7 @@ from coterie.cli.options import Folder
 
 
 def resume(folder: Folder) -> None:
-    """Go on with a run that was stopped or killed, exactly as if it had not been.
+    """Continue a run that was stopped, with exactly the results of a run that was not.
 
     Example:
 

@@ -10,14 +10,16 @@ from coterie.cli.options import Json, parse_sets
 
 def run(
     file: Annotated[
-        str | None, typer.Argument(help="A run file (TOML or JSON), or 'quickstart'.")
+        str | None,
+        typer.Argument(help="A run file (TOML or JSON), or 'quickstart' for the demonstration."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Your data: a folder with a file per client.")
+        Path | None,
+        typer.Option(help="Your data: a folder with a file per client, or one table."),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column that is to be predicted.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     client: Annotated[
-        str | None, typer.Option(help="Column that names the client, if --data is one file.")
+        str | None, typer.Option(help="Column with the name of the client, if --data is one table.")
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
@@ -31,15 +33,20 @@ def run(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change an option: algorithm.n_groups=3, run.rounds=50."),
+        typer.Option("--set", help="Change one option, e.g. run.rounds=50. May be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write; must not exist.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write. It must not exist.")
+    ] = None,
     compare: Annotated[
-        bool, typer.Option(help="Also train each client alone and one model for all.")
+        bool,
+        typer.Option(help="Also train every client alone and one model for all, for the verdict."),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Find groups and train models: on your data, by a run file, or as a demonstration.
+    """Find groups of clients and train a model for each group.
+
+    Run it on your own data, with a run file, or as a demonstration.
 
     Examples:
 
@@ -54,7 +61,11 @@ def run(
     from coterie.core.errors import ConfigError
 
     if (file is None) == (data is None):
-        raise ConfigError("coterie run: give a run file or --data. Try: coterie run quickstart")
+        got = "neither" if file is None else "both"
+        raise ConfigError(
+            f"coterie run: give either a run file or --data. Got {got}. To see an example: coterie "
+            "run quickstart"
+        )
     if file == "quickstart":
         from coterie.quickstart import quickstart
 
@@ -93,7 +104,7 @@ def run(
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
-    judged = f"\n{fit.verdict.sentence}" if "verdict.json" in fit.files else ""
-    print(f"\n{fit.sentence}{judged}\n\n{fit.groups}")
+    verdict = f"\n{fit.verdict.sentence}" if "verdict.json" in fit.files else ""
+    print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
     if out is not None:
-        print(f"\nKept in {out}. See: coterie show {out}")
+        print(f"\nSaved to {out}. For details: coterie show {out}")

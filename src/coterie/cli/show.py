@@ -10,14 +10,14 @@ from coterie.cli.options import Folder, Json
 Picture = Annotated[
     Path | None,
     typer.Option(
-        help="Draw to this file why there are so many groups, or the clients' shares of "
-        "components (FedGMI, Blend, FedSoft)."
+        help="Draw to this file why this number of groups was chosen, or each client's shares of "
+        "the components (FedGMI, blend, FedSoft)."
     ),
 ]
 
 
 def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
-    """Show a finished run: what was found, its groups, its clients.
+    """Show a finished run: the result, its groups and its clients.
 
     Examples:
 
@@ -27,7 +27,7 @@ def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
 
       coterie show runs/mixtures --picture shares.png
     """
-    from coterie.report.cards import draw, shown
+    from coterie.report.cards import draw, show_run
     from coterie.running.folder import RunFolder
 
     target = RunFolder(folder)
@@ -40,4 +40,4 @@ def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
         content = {"summary": target.summary(), **json_.loads(files["groups.json"])}
         print(json_.dumps({**content, **json_.loads(files["clients.json"])}))
         return
-    print(shown(target))
+    print(show_run(target))

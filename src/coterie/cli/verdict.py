@@ -12,14 +12,15 @@ def verdict(
     folder: Folder,
     json: Json = False,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the intervals and every client's gain to this file.")
+        Path | None,
+        typer.Option(help="Draw the intervals and the gain of every client to this file."),
     ] = None,
 ) -> None:
-    """Say after a run what to use: one model, groups, or every client alone; and who gains.
+    """Say after a run whether to use one model, a model per group, or a model per client.
 
-    Losses on data that trained nothing are compared client by client. What the comparison lacks
-    (one model for all, every client alone) is trained first, as many rounds as the run had; stop it
-    and ask again to go on.
+    The verdict compares losses on held-out data client by client. If the run has not been compared
+    with one model for all and with every client alone, these are trained first, for the same
+    number of rounds. You can stop this at any time; the same command continues it.
 
     Examples:
 

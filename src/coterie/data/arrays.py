@@ -78,7 +78,7 @@ def from_arrays(
                 f"{inputs[0].dtype}, '{name}' has {x.dtype}. Convert one of them."
             )
     if not inputs:
-        raise DataError("from_arrays: xs must hold at least one client, got none.")
+        raise DataError("from_arrays: xs must hold at least one client. Got none.")
     sizes = [len(x) for x in inputs]
     x = torch.cat(inputs)
 
@@ -139,8 +139,7 @@ def _default_names(n_clients: int) -> tuple[str, ...]:
 def _same_length(what: str, length: int, wanted: int) -> None:
     if length != wanted:
         raise DataError(
-            f"from_arrays: {what} must have one entry for each of {wanted} clients. "
-            f"There are {length}."
+            f"from_arrays: {what} must have one entry for each of {wanted} clients. Got {length}."
         )
 
 
@@ -149,7 +148,7 @@ def _array(value: Any, what: str, name: str) -> np.ndarray:
         return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"from_arrays: {what} of a client must be one array. That of '{name}' is none: {error}."
+            f"from_arrays: {what} of a client must be one array. Client '{name}' has none: {error}."
         ) from error
 
 
@@ -157,12 +156,12 @@ def _input(value: Any, name: str) -> Tensor:
     array = _array(value, "x", name)
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"from_arrays: x must hold numbers. That of client '{name}' has type {array.dtype}."
+            f"from_arrays: x must hold numbers. Client '{name}' has x of type {array.dtype}."
         )
     if array.ndim < 2:
         raise DataError(
-            f"from_arrays: x must have a row per sample and a column per feature. That of client "
-            f"'{name}' has shape {list(array.shape)}. For a single feature use x[:, None]."
+            f"from_arrays: x must have a row per sample and a column per feature. Client '{name}' "
+            f"has x of shape {list(array.shape)}. For a single feature use x[:, None]."
         )
     if array.dtype.kind in "bf":
         return torch.tensor(array, dtype=torch.get_default_dtype())
@@ -175,7 +174,7 @@ def _target(value: Any, name: str) -> np.ndarray:
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
         raise DataError(
-            f"from_arrays: y must hold numbers or text. That of client '{name}' has type "
+            f"from_arrays: y must hold numbers or text. Client '{name}' has y of type "
             f"{array.dtype}."
         )
     if array.ndim < 1:
@@ -192,20 +191,20 @@ def _targets(
     kinds = {y.dtype.kind for y in targets if len(y)}
     numeric, text = bool(kinds - {"U"}), "U" in kinds
     if numeric and text:
-        raise DataError("from_arrays: y must hold numbers or text for all clients. Both came.")
+        raise DataError("from_arrays: y must be numbers for all clients or text for all. Got both.")
     task = task or ("regression" if "f" in kinds else "classification")
     shape = targets[0].shape[1:]
     for y, name in zip(targets, owners, strict=True):
         if y.shape[1:] != shape or (task == "classification" and shape):
             wanted = "one label per sample" if task == "classification" else f"rows {list(shape)}"
             raise DataError(
-                f"from_arrays: y must hold {wanted} for {task}. That of client '{name}' has shape "
+                f"from_arrays: y must hold {wanted} for {task}. Client '{name}' has y of shape "
                 f"{list(y.shape)}."
             )
     pool = np.concatenate([y for y in targets if len(y)] or targets)
     if task == "regression":
         if text:
-            raise DataError("from_arrays: y must hold numbers for regression. Text came.")
+            raise DataError("from_arrays: y must hold numbers for regression. Got text.")
         y_pool = torch.tensor(pool, dtype=torch.get_default_dtype())
         return task, y_pool, n_outputs or max(1, y_pool[:1].numel()), None
     if task != "classification":
@@ -214,7 +213,7 @@ def _targets(
         raise DataError(unknown("task", task, TASKS))
     if "f" in kinds:
         raise DataError(
-            "from_arrays: y must hold integers or text for classification. Floats came. "
+            "from_arrays: y must hold integers or text for classification. Got floats. "
             "Convert them, or use task='regression'."
         )
     if n_outputs is not None and not text:
@@ -233,7 +232,7 @@ def _groups(truth: Sequence[int] | Tensor) -> Tensor:
     array = _array(truth, "truth", "all")
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(
-            f"from_arrays: truth must be one integer per client. It has type {array.dtype} and "
+            f"from_arrays: truth must be one integer per client. Got type {array.dtype} and "
             f"shape {list(array.shape)}."
         )
     return torch.tensor(array, dtype=torch.int64)

@@ -23,7 +23,7 @@ MAX_LABELS = 20
 
 @dataclass(frozen=True)
 class Reading:
-    """How own data are read; options of `from_table` and its siblings.
+    """How data are read; the options of `from_table`, `from_folder` and the other readers.
 
     Parameters
     ----------
@@ -31,22 +31,28 @@ class Reading:
         "classification", "regression" or "reconstruction". If None: text, true and false are
         classes; so are whole numbers, if they are at most 20 different ones or 0..c-1 without a
         gap; other numbers are to be predicted; without a label the inputs are reconstructed.
-    test_fraction, validation_fraction
-        Share of each client's rows to test on; share of the remaining ones to hold back.
+    test_fraction
+        Fraction of each client's rows that are test rows.
+    validation_fraction
+        Fraction of each client's remaining rows that are validation rows.
     split
         "random", "stratified" (every label in its share), "time" (the latest rows are held back),
         or a column that says train, validation or test.
     time
         Column that orders the rows; asks for split="time".
     seed
-        Of the split.
+        Seed of the split.
     normalise
-        Whether numeric inputs, and numbers to predict, are standardised by the mean and variance of
-        the federation's training rows. `data.encoder` undoes it.
+        Whether numeric inputs and numbers to predict are standardised, with the mean and variance
+        of all training rows. `data.encoder` undoes it.
     names
-        Clients to take, in this order. Partitions are given these names.
-    categorical, text, drop
-        Columns to take as categories, as text, or not at all.
+        Clients to use, in this order. For partitions: their names.
+    categorical
+        Columns to read as categories.
+    text
+        Columns to read as text.
+    drop
+        Columns to leave out.
     """
 
     task: Literal["classification", "regression", "reconstruction"] | None = None
@@ -183,7 +189,7 @@ def _chosen(
 ) -> tuple[list[Table], list[str]]:
     """The clients that are asked for, all with rows and with a name of their own."""
     if not names:
-        raise DataError(f"{owner}: there must be at least one client, got none.")
+        raise DataError(f"{owner}: there must be at least one client. Got none.")
     by_name: dict[str, Table] = {}
     for name, table in zip(names, tables, strict=True):
         if name in by_name:
@@ -248,11 +254,11 @@ def _columns(
 def _target(
     owner: str, tables: Sequence[Table], label: str | None, task: str | None, typed: bool
 ) -> Target:
-    """What there is to predict, inferred where nobody says it."""
+    """What to predict, inferred if it is not given."""
     if label is None or task == "reconstruction":
         if task not in (None, "reconstruction"):
             raise DataError(f"{owner}: {task} must have a label. Give label=COLUMN.")
-        note = "No label given, so the task is reconstruction of the inputs."
+        note = "No label is given, so the task is reconstruction of the inputs."
         return Target("reconstruction", note=note if task is None else None)
     for table in tables:
         gone = table.cells[label].missing

@@ -1,4 +1,4 @@
-"""The data of one real client, read where they lie, by rules all clients share."""
+"""The data of one real client, read on its own machine by rules that all clients share."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -23,7 +23,7 @@ def client_file(path: Path, name: str, sample_shape: Any = None) -> Table:
     if path.is_file():
         return read_file(path)
     if not path.is_dir():
-        raise DataError(f"The data of '{name}' must lie in {path}. There is nothing.")
+        raise DataError(f"The data of client '{name}' must be in {path}. It does not exist.")
     own = [path / name, *(path / f"{name}{ending}" for ending in ENDINGS)]
     own = [entry for entry in own if entry.exists()] or [path]
     if own[0].is_file():
@@ -31,8 +31,8 @@ def client_file(path: Path, name: str, sample_shape: Any = None) -> Table:
     if not any(entry.is_dir() for entry in own[0].iterdir()):
         endings = ", ".join(ENDINGS)
         raise DataError(
-            f"The data of '{name}' must be a file {path / name} with one of the endings {endings}, "
-            f"or a folder of class/image files. {own[0]} holds neither."
+            f"The data of client '{name}' must be a file {path / name} that ends in {endings}, or "
+            f"a folder of class/image files. {own[0]} is neither."
         )
     size = tuple(sample_shape[-2:]) if sample_shape is not None else None
     return read_client(own[0], size)
@@ -50,7 +50,7 @@ def one_client(
     card
         What all clients share: task, classes and the encoder.
     options
-        How rows are split; names that `Reading` does not know are passed over.
+        How rows are split, see `Reading`. Other names are ignored.
 
     >>> from coterie.data import from_arrays
     >>> card = DataCard.of(from_arrays([[[1.0], [2.0]]], [["no", "yes"]]))

@@ -87,7 +87,7 @@ class Rows(NamedTuple):
         """
         if not 0.0 <= fraction < 1.0:
             raise ConfigError(
-                f"FederatedData: a fraction to hold back must be in [0, 1), got {fraction}."
+                f"FederatedData: a fraction to hold out must be in [0, 1). Got {fraction}."
             )
         if fraction == 0.0:
             return self, Rows.none(len(names))
@@ -108,7 +108,7 @@ def _ends(sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
-    """What every client has, and what only the examiner knows.
+    """The data of all clients, with the truth that only an evaluation may use.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class FederatedData:
     def _check_clients(self) -> None:
         n_clients = len(self.names)
         if not n_clients:
-            raise DataError("FederatedData: there must be at least one client, got none.")
+            raise DataError("FederatedData: there must be at least one client. Got none.")
         seen: set[str] = set()
         for name in self.names:
             if name in seen:
@@ -342,7 +342,7 @@ class FederatedData:
         wild = ids[(ids < 0) | (ids >= len(self))]
         if len(wild):
             raise DataError(
-                f"FederatedData: ids must lie in 0..{len(self) - 1}, got {int(wild[0])}."
+                f"FederatedData: ids must lie in 0..{len(self) - 1}. Got {int(wild[0])}."
             )
         return replace(
             self,

@@ -1,7 +1,7 @@
-"""Own data: tables, folders, partitions and functions become a federation.
+"""Read your own data from tables, folders, partitions or functions into a federation.
 
-All of these take the options of `Reading`. What was inferred or left out stands in `data.notes`;
-`data.encoder` prepares new rows the same way.
+All of these functions take the options of `Reading`. Notes on what was inferred or left out are in
+`data.notes`; `data.encoder` prepares new rows in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     Parameters
     ----------
     client
-        Column that says whose row it is.
+        Column with the name of the client.
     label
-        Column to predict; None asks for reconstruction of the inputs.
+        Column to predict; None: the inputs are reconstructed.
     options
         See `Reading`: task, test_fraction, validation_fraction, split, time, seed, normalise,
         names, categorical, text, drop.
@@ -85,15 +85,15 @@ def from_folder(
 ) -> FederatedData:
     """One file per client, or one folder of images per client.
 
-    Files are CSV, TSV, Parquet or NPZ; what stands before the ending is the client's name. NPZ
-    files hold x and y, or x_train, y_train, x_test and y_test. Images lie in
-    client/class/image.png and leave as floats in [0, 1] of shape [channels, height, width].
+    Files are CSV, TSV, Parquet or NPZ; the name of a file without its ending is the name of the
+    client. NPZ files hold x and y, or x_train, y_train, x_test and y_test. Images are in
+    client/class/image.png and become floats in [0, 1] of shape [channels, height, width].
 
     Parameters
     ----------
     label
-        Column to predict; None asks for reconstruction of the inputs. NPZ files and images bring
-        their labels along.
+        Column to predict; None: the inputs are reconstructed. NPZ files and images contain their
+        labels.
     size
         Height and width to scale images to; without it they must agree.
     options
@@ -103,7 +103,7 @@ def from_folder(
     chosen = construct(Reading, options)
     folder = Path(path)
     if not folder.is_dir():
-        what = "It is a file; use from_table." if folder.exists() else "There is none."
+        what = "It is a file; use from_table." if folder.exists() else "It does not exist."
         raise DataError(f"from_folder: {folder} must be a folder. {what}")
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     entries.sort(key=lambda entry: natural(entry.name))
@@ -117,7 +117,7 @@ def from_folder(
         file = next(entry for entry in entries if not entry.is_dir())
         raise DataError(
             f"from_folder: {folder} must hold files or folders of images, not both. '{file.name}' "
-            f"lies beside the folder '{folders[0].name}'. Move one of them."
+            f"is beside the folder '{folders[0].name}'. Move one of them."
         )
     if folders:
         if isinstance(size, int):
@@ -161,7 +161,7 @@ def from_partitions(partitioner: Any, label: str | None = None, **options: Any) 
         `load_partition(i)` gives a Hugging Face dataset, a data frame, or a dict of columns. One
         column may hold an image or an array per row; it is then the only input.
     label
-        Column to predict; None asks for reconstruction of the inputs.
+        Column to predict; None: the inputs are reconstructed.
     options
         See `Reading`; `names` are given to the partitions.
     """
@@ -210,7 +210,7 @@ def from_function(
 
 
 def as_table(value: Any, source: str) -> Table:
-    """Rows as somebody's function gives them: a table, or two or four arrays."""
+    """Read what a user's function returns: a table, or two or four arrays."""
     if not isinstance(value, tuple):
         return read(value, source)
     if len(value) == 2:
@@ -219,18 +219,18 @@ def as_table(value: Any, source: str) -> Table:
         parts = zip(("x_train", "y_train", "x_test", "y_test"), value, strict=True)
         return read({name: part for name, part in parts if part is not None}, source)
     raise DataError(
-        f"from_function: load must give (x, y) or (x_train, y_train, x_test, y_test). For {source} "
-        f"it gave {len(value)} values."
+        f"from_function: load must return (x, y) or (x_train, y_train, x_test, y_test). Got "
+        f"{len(value)} values for {source}."
     )
 
 
 def _wanted(found: Sequence[str], options: Reading) -> set[str]:
-    """Names to read: the others need not even be readable."""
+    """Names of the clients to read; other files are not opened."""
     return set(found) if options.names is None else set(options.names)
 
 
 def _one_depth(tables: list[Table]) -> list[Table]:
-    """Grey images of one client as colour images, where another client has those."""
+    """Turn grey images into colour images if another client has colour images."""
     depth = max((table.x.shape[1] for table in tables if table.x is not None), default=1)
     return [
         table

@@ -1,8 +1,8 @@
-"""Tables as people have them: CSV and Parquet files, data frames, dicts of columns, NPZ arrays.
+"""Read tables: CSV and Parquet files, data frames, dicts of columns, NPZ arrays.
 
-Whatever comes, a column becomes `Cells`: numbers, true or false, dates or text, with the missing
-ones marked. Messages name rows as the reader of the file sees them: in a CSV file the header is
-row 1, everywhere else rows are counted from 0.
+Every column becomes `Cells`: numbers, true or false, dates or text, with missing values marked.
+Messages number rows as the user sees them: in a CSV file the header is row 1, everywhere else rows
+are counted from 0.
 """
 
 import csv
@@ -119,7 +119,7 @@ def read(value: Any, source: str | None = None) -> Table:
 def read_file(path: Path) -> Table:
     """A CSV, TSV, Parquet or NPZ file."""
     if not path.exists():
-        raise DataError(f"{path}: the file must exist. There is none. Check the path.")
+        raise DataError(f"{path}: the file must exist. It does not. Check the path.")
     if path.suffix.lower() not in ENDINGS:
         raise DataError(
             f"{path.name}: a file must end in {', '.join(ENDINGS)}. Got '{path.suffix}'. "
@@ -204,7 +204,7 @@ def _npz(path: Path) -> Table:
     except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
         raise DataError(
             f"{path.name}: a .npz file must hold plain arrays. Its content is something else. "
-            f"Write it by numpy.savez(file, x=..., y=...)."
+            f"Write it with numpy.savez(file, x=..., y=...)."
         ) from None
     return _arrays(arrays, path.name)
 

@@ -16,7 +16,7 @@ FORMATS = {"margin": ".2f", "accuracy": ".1%", "error": ".4g", "loss": ".4f"}
 GAINS = {"gain over alone": "+.3f", "gain over one model": "+.3f"}
 
 
-def shown(folder: RunFolder) -> str:
+def show_run(folder: RunFolder) -> str:
     """The whole report."""
     files, summary = folder.final_files(), folder.summary()
     cards = json.loads(files["groups.json"])["groups"]
@@ -53,14 +53,15 @@ def mixture_card(mixture: dict[str, Any]) -> str:
     if apart is not None:
         sure = "they agree" if apart <= 0.05 else "the true shares lie between them, so quote both"
         lines.append(
-            f"  shares by score tails and by the purest clients differ by {apart:.3f}: {sure}"
+            f"  two estimates of the shares (score tails, purest clients) differ by {apart:.3f}: "
+            f"{sure}"
         )
     if mixture.get("mae") is not None:
         slope = "" if mixture.get("slope") is None else f", slope {mixture['slope']:.2f}"
         lines.append(f"  mean error of shares against the truth {mixture['mae']:.3f}{slope}")
     if mixture.get("matched"):
         own = ", ".join(f"{value:.1%}" for value in mixture["matched"])
-        lines.append(f"  experts on their own components: {own} right")
+        lines.append(f"  accuracy of each expert on its own component: {own}")
     return "\n".join(lines)
 
 
@@ -73,14 +74,15 @@ def draw(folder: RunFolder, out: str | Path) -> Path:
 
 
 def draw_shares(folder: RunFolder, out: str | Path) -> Path:
-    """The clients' shares of components as bars; for methods that estimate them."""
+    """Draw the clients' shares of components as bars; for methods that estimate them."""
     from coterie.report.mixture_pictures import proportions_picture
 
     rows = json.loads(folder.final_files()["clients.json"])["clients"]
     k = sum(name.startswith("share ") for name in rows[0])
     if not k:
         raise ConfigError(
-            f"Picture: {folder.path} has no shares of components. Run fedgmi, blend or fedsoft."
+            f"Picture: the run must estimate shares of components. {folder.path} has none. Run "
+            "fedgmi, blend or fedsoft."
         )
     shares = [[row[f"share {j}"] or 0.0 for j in range(k)] for row in rows]
     errors = [[row[f"error {j}"] or 0.0 for j in range(k)] for row in rows]
@@ -102,16 +104,16 @@ def _is_error(name: str, row: dict[str, Any]) -> bool:
 
 
 def _facts(summary: dict[str, Any]) -> str:
-    facts = [f"{summary['rounds']} rounds", f"{megabytes(summary['bytes'])} moved"]
+    facts = [f"{summary['rounds']} rounds", f"{megabytes(summary['bytes'])} sent"]
     if summary.get("ari") is not None:
         facts.append(f"agreement with the true groups (ARI) {summary['ari']:.2f}")
     if summary["abandoned_rounds"]:
-        facts.append(f"{summary['abandoned_rounds']} rounds abandoned")
+        facts.append(f"abandoned rounds: {summary['abandoned_rounds']}")
     return ", ".join(facts) + "."
 
 
 def group_card(card: dict[str, Any]) -> str:
-    """One group: size, score, labels, losses on all models, the nearest other group."""
+    """One group: its clients, scores, labels, losses on all models, and the nearest other group."""
     clients = card["clients"]
     names = ", ".join(clients[:6]) + (
         f", ... ({len(clients) - 6} more)" if len(clients) > 6 else ""
@@ -119,15 +121,15 @@ def group_card(card: dict[str, Any]) -> str:
     lines = [f"Group {card['group']}: {len(clients)} clients: {names}"]
     score = [f"loss {card['loss']:.4f}"] if card["loss"] is not None else []
     if card.get("accuracy") is not None:
-        score.insert(0, f"{card['accuracy']:.1%} right")
-    lines.append("  on its own test data: " + ", ".join(score))
+        score.insert(0, f"accuracy {card['accuracy']:.1%}")
+    lines.append("  on its clients' test data: " + ", ".join(score))
     if "labels" in card:
         shares = sorted(card["labels"].items(), key=lambda pair: -pair[1])[:6]
         lines.append("  labels: " + ", ".join(f"{name} {share:.0%}" for name, share in shares))
     if "loss_profile" in card:
         losses = [f"{j}: {loss:.2f}" for j, loss in enumerate(card["loss_profile"])]
-        lines.append("  its clients' loss on each model: " + ", ".join(losses))
+        lines.append("  mean loss on each model: " + ", ".join(losses))
     if card["margin"] is not None:
         near = f", nearest other group {card['nearest']}" if "nearest" in card else ""
-        lines.append(f"  margin {card['margin']:.2f} (1: beyond doubt){near}")
+        lines.append(f"  margin {card['margin']:.2f} (0: between groups, 1: clear){near}")
     return "\n".join(lines)

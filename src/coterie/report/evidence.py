@@ -1,4 +1,4 @@
-"""Why there are so many groups: the criterion by number, what was chosen, what else it might be.
+"""Why this number of groups: the criterion for each number, the choice, and close alternatives.
 
 A curve is plain data (`core.algorithm.Curve` as a dict), as `summary.json` keeps it under
 "evidence".
@@ -55,7 +55,7 @@ def words(curves: Sequence[Line]) -> str:
     ...         "values": [40.0, 1.1, 1.0], "chosen": 2, "runner_up": 3, "close": [],
     ...         "threshold": [1.3, 1.3, 1.3], "decides": True, "note": ""}
     >>> words([line])
-    'How many groups: 2 (joint noise ratio 1.1; 40 with 1). Runner-up 3.'
+    'Number of groups: 2. The joint noise ratio is 1.1 with 2 and 40 with 1. The next best is 3.'
     """
     line = decisive(curves)
     values = dict(zip(line["ks"], line["values"], strict=True))
@@ -64,18 +64,19 @@ def words(curves: Sequence[Line]) -> str:
         least = min(value for value in values.values() if value is not None)
         noise = max(line["threshold"], default=1.0)
         text = (
-            f"How many groups: no number up to {line['ks'][-1]} fits; {criterion} does not fall "
-            f"below {least:.3g} (noise: up to {noise:.2g})."
+            f"Number of groups: no number up to {line['ks'][-1]} fits. The {criterion} is "
+            f"{least:.3g} at best; only up to {noise:.2g} is noise."
         )
     else:
         fewer = values.get(chosen - 1)
-        beside = "" if fewer is None else f"; {fewer:.4g} with {chosen - 1}"
-        text = f"How many groups: {chosen} ({criterion} {values[chosen]:.4g}{beside})."
+        beside = "" if fewer is None else f" and {fewer:.4g} with {chosen - 1}"
+        text = f"Number of groups: {chosen}. The {criterion} is {values[chosen]:.4g} with {chosen}"
+        text += f"{beside}."
         if line["runner_up"] is not None:
-            text += f" Runner-up {line['runner_up']}."
+            text += f" The next best is {line['runner_up']}."
         if line["close"]:
             numbers = " or ".join(str(k) for k in line["close"])
-            text += f" Not distinguishable from {numbers} with this number of samples."
+            text += f" With this number of samples, {chosen} cannot be told from {numbers}."
     note = line["note"]
     return text + (f" {note[0].upper()}{note[1:]}." if note else "")
 
@@ -89,8 +90,8 @@ def picture(curves: Sequence[Line], out: str | Path) -> Path:
     """Draw each curve with its threshold, the number chosen and the runner-up."""
     if not curves:
         raise ConfigError(
-            "Picture: there is no evidence, because the number of groups was given. Leave n_groups "
-            "out and give max_groups."
+            "Picture: there is no evidence to draw, because the number of groups was given. Leave "
+            "n_groups out, so that the method finds it."
         )
     return paper.draw(lambda: figure(curves), out)
 
@@ -122,7 +123,7 @@ def _curve(ax: "Axes", line: Line) -> None:
         edge = [ks[0] - 0.5, *line["ks"], line["ks"][-1] + 0.5]
         ax.plot(
             edge, [most[0], *most, most[-1]], color=paper.COLOURS[4], linewidth=1.3,
-            linestyle="--", zorder=2, label="up to here it is noise",
+            linestyle="--", zorder=2, label="noise up to here",
         )  # fmt: skip
     if most and low > 0:  # ratios: the eye must see what lies around 1
         ax.set_yscale("log")

@@ -53,9 +53,7 @@ def _read(path: Path) -> Record:
     name = str(folder.description().get("algorithm", {}).get("name", path.name))
     rounds = folder.lines()
     if not rounds:
-        raise DataError(
-            f"{path}: no round has been finished yet. Go on with: coterie resume {path}"
-        )
+        raise DataError(f"{path}: no round is finished yet. Continue with: coterie resume {path}")
     truth = None
     if (folder.final / "data.json").exists():
         truth = read_json(folder.final / "data.json").get("truth")

@@ -1,4 +1,4 @@
-"""A verdict for people: a sentence, a table of who gains and who loses, a picture.
+"""The verdict in words, as a table of the clients that gain or lose, and as a picture.
 
 How it is found: `running/verdict.py`.
 """
@@ -16,17 +16,18 @@ from coterie.report.table import Table
 
 FORMATS = {"one": ".4f", "groups": ".4f", "local": ".4f", "gain": "+.4f"}
 WORDS = {
-    "one": "one model for all",
-    "groups": "groups",
-    "local": "every client alone",
+    "one": "use one model for all clients",
+    "groups": "use a model per group",
+    "local": "let every client train alone",
     "undecided": "undecided",
 }
+NAMES = {"one": "one model for all", "groups": "a model per group", "local": "training alone"}
 
-Choice = Literal["one", "groups", "local", "undecided"]
+Way = Literal["one", "groups", "local", "undecided"]
 
 
 class Interval(NamedTuple):
-    """A mean gain in held-out loss with its 95 % interval; above zero: the first is better."""
+    """A mean gain in held-out loss with its 95% interval; the first way is better above zero."""
 
     mean: float
     low: float
@@ -38,7 +39,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to use after a number of rounds, and who gains by it.
+    """Which way of training to use after a number of rounds, and which clients gain by it.
 
     Parameters
     ----------
@@ -47,26 +48,35 @@ class Verdict:
     intervals
         "groups over one", "local over groups" and "local over one": mean gain in held-out loss.
     better_off
-        Share of the clients that have a say whose loss is lower with groups than with one model.
+        Fraction of the clients with enough samples whose loss is lower with groups than with one
+        model.
     provisional
-        One model still improves: groups converge in fewer rounds, so early verdicts favour them.
+        Whether one model still improves. Groups converge in fewer rounds, so an early verdict
+        favours them.
     round
-        Rounds of training judged.
+        Number of rounds of training.
     clients
-        A row per client: held-out loss by each way, the gain of groups over one model, the best.
+        A row per client: its held-out loss for each way of training, its gain of groups over one
+        model, and its best way.
     why
-        The reason, where there is no decision.
+        The reason if the verdict is undecided.
+    fall
+        By what fraction the held-out loss of one model fell per round at the end.
+    split
+        The rows that losses are measured on: "test" or "validation".
+    cost
+        What the comparison cost: further rounds, bytes, and the fraction of data held out.
     """
 
-    choice: Choice
+    choice: Way
     intervals: dict[str, Interval]
     better_off: float | None
     provisional: bool
     round: int
     clients: list[dict[str, Any]] = field(repr=False)
     why: str = ""
-    fall: float | None = None  # of one model's held-out loss, per round, at the end
-    split: str = "test"  # rows it rests on
+    fall: float | None = None
+    split: str = "test"
     cost: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -104,33 +114,43 @@ class Verdict:
         head = f"Verdict after {self.round} rounds: {WORDS[self.choice]}."
         if self.choice == "undecided":
             return f"{head} {self.why}"
+        groups = self.intervals["groups over one"]
+        rival = "groups" if groups.low > 0 else "one"
         said = [
-            f"Held-out loss over {sum(line['gain'] is not None for line in self.clients)} clients:"
+            head,
+            self._losses(),
+            _difference(NAMES["groups"], NAMES["one"], groups),
+            _difference(NAMES["local"], NAMES[rival], self.intervals[f"local over {rival}"]),
+            self._clients(),
         ]
-        gain = self.intervals["groups over one"]
-        said.append(f"groups gain {gain} over one model,")
-        alone = "local over groups" if gain.low > 0 else "local over one"
-        against = "groups" if gain.low > 0 else "one model"
-        said.append(f"training alone {self.intervals[alone]} over {against}.")
-        if self.better_off is not None:
-            said.append(f"{self.better_off:.0%} are better off with groups than with one model")
-            worst = self.losing[:3]
-            said[-1] += f"; worse off, most first: {', '.join(worst)}." if worst else "."
         if self.provisional:
-            falls = "" if self.fall is None else f" by {self.fall:.1%} a round"
-            said.append(
-                f"Provisional: the loss of one model still falls{falls}. Train longer, ask again."
-                if self.fall is not None
-                else "Provisional: whether one model still improves is not known."
-            )
-        return " ".join([head, *said])
+            said.append(_provisional(self.fall))
+        return " ".join(said)
+
+    def _losses(self) -> str:
+        """The mean held-out losses that were compared."""
+        rows = [line for line in self.clients if line["gain"] is not None]
+        mean = {arm: sum(line[arm] for line in rows) / len(rows) for arm in NAMES}
+        return (
+            f"The mean loss of {len(rows)} clients on held-out data is {mean['one']:.3f} with one "
+            f"model for all, {mean['groups']:.3f} with a model per group, and {mean['local']:.3f} "
+            "if every client trains alone."
+        )
+
+    def _clients(self) -> str:
+        """How many clients gain by groups, and which lose most."""
+        judged = sum(line["gain"] is not None for line in self.clients)
+        text = f"{len(self.gaining)} of {judged} clients have a lower loss with groups than with "
+        text += "one model"
+        worst = self.losing[:3]
+        return f"{text}; worst off with groups: {', '.join(worst)}." if worst else f"{text}."
 
     def __str__(self) -> str:
-        rows = {"test": "test rows", "validation": "rows held out of training"}[self.split]
-        cost = f"Judged on each client's {rows}, which trained none of the three."
+        rows = {"test": "test rows", "validation": "validation rows"}[self.split]
+        cost = f"Losses are measured on each client's {rows}, which were not used for training."
         if self.cost:
             more, held = self.cost["rounds"], self.cost["held"]
-            cost += f" Cost: {more} more rounds, and {held:.0%} of the data."
+            cost += f" The comparison took {more} more rounds and holds out {held:.0%} of the data."
         return f"{self.sentence}\n{cost}\n\n{self.table}"
 
     def _repr_html_(self) -> str:
@@ -139,10 +159,42 @@ class Verdict:
         return f"<p>{escape(self.sentence)}</p>{self.table._repr_html_()}"
 
 
+def _difference(one: str, other: str, gain: Interval) -> str:
+    """Whether one way of training is better than another, and how sure that is.
+
+    >>> _difference("training alone", "a model per group", Interval(-0.2, -0.3, -0.1))
+    'Training alone is worse than a model per group: the loss is higher by 0.200 (95% interval: \
+0.100 to 0.300).'
+    """
+    one = one[0].upper() + one[1:]
+    if gain.low > 0:
+        interval = f"{gain.low:.3f} to {gain.high:.3f}"
+        better = f"{one} is better than {other}: the loss is lower by {gain.mean:.3f}"
+        return f"{better} (95% interval: {interval})."
+    if gain.high < 0:
+        interval = f"{-gain.high:.3f} to {-gain.low:.3f}"
+        worse = f"{one} is worse than {other}: the loss is higher by {-gain.mean:.3f}"
+        return f"{worse} (95% interval: {interval})."
+    interval = f"{gain.low:+.3f} to {gain.high:+.3f}"
+    return f"{one} is neither clearly better nor worse than {other} (95% interval: {interval})."
+
+
+def _provisional(fall: float | None) -> str:
+    if fall is None:
+        return (
+            "Provisional: it is not known whether one model for all still improves. Evaluate in "
+            "more rounds and ask again."
+        )
+    return (
+        f"Provisional: one model for all still improves (its loss falls by {fall:.1%} per round), "
+        "so the verdict may change. Train for more rounds and ask again."
+    )
+
+
 def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
     """Mean gains with their intervals, and every client's gain from groups over one model."""
     if not verdict.intervals:
-        raise ConfigError(f"Picture: there is no verdict to draw. {verdict.why}")
+        raise ConfigError(f"Picture: there is no verdict to draw yet. {verdict.why}")
     lines = sorted((line for line in verdict.clients if line["gain"] is not None), key=_gain)
     height = max(3.2, 1.6 + 0.16 * len(lines))
     with _page(8.4, min(height, 14), out) as page:

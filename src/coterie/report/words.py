@@ -5,22 +5,14 @@ from typing import Any
 
 def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     """What a run found and what to use, in a few sentences."""
-    sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
     if "components" in summary:
         return _components(summary, rows)
-    if len(cards) == 1 and summary.get("personal"):
-        text = f"Every one of the {len(rows)} clients has a model of its own."
-    elif len(cards) == 1:
-        text = f"No groups: one model for all {len(rows)} clients."
-    else:
-        text = f"{len(cards)} groups among {len(rows)} clients ({listed(sizes)} clients)."
+    text = _groups(summary, cards, len(rows))
     column = next((name for name in ("accuracy", "error") if name in rows[0]), None)
-    if column is None:  # nothing to predict
+    own = None if column is None else _mean(line[column] for line in rows)
+    if column is None or own is None:  # nothing to predict, or nothing to test on
         return text
-    own = _mean(line[column] for line in rows)
-    if own is None:
-        return text
-    text += f" On their own test data {_score(own, column)} on average"
+    text += f" The mean {column} on the clients' own test data is {_score(own, column)}"
     others = {
         "training alone": summary.get(f"local_only_{column}"),
         "one model for all": summary.get(f"fedavg_{column}"),
@@ -28,35 +20,48 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     told = {name: value for name, value in others.items() if value is not None}
     if not told:
         return text + "."
-    beside = listed([f"{_score(value, column)} by {name}" for name, value in told.items()])
+    beside = listed([f"{_score(value, column)} with {name}" for name, value in told.items()])
     better = max if column == "accuracy" else min
     best = better(told, key=lambda name: told[name])
     wins = own > told[best] if column == "accuracy" else own < told[best]
-    name = summary["algorithm"]
-    judged = (summary.get("verdict") or {}).get("choice", "undecided")  # it knows how sure it is
-    if judged != "undecided":
-        wins = judged == "groups"
-        best = {"one": "one model for all", "local": "training alone"}.get(judged, best)
-    advice = f"Use {name}." if wins else f"Grouping does not pay here: use {best}."
+    choice = (summary.get("verdict") or {}).get("choice", "undecided")  # it knows how sure it is
+    if choice != "undecided":
+        wins = choice == "groups"
+        best = {"one": "one model for all", "local": "training alone"}.get(choice, best)
+    advice = f"Use {summary['algorithm']}." if wins else f"Groups do not help here: use {best}."
     strange = sum(not line["fits"] for line in rows)
     if strange:
-        advice += f" {strange} of the clients look like no group."
-    return f"{text}, against {beside}. {advice}"
+        advice += f" {_number(strange, 'client')} fit{'s' if strange == 1 else ''} no group well."
+    return f"{text}, compared with {beside}. {advice}"
+
+
+def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:
+    if len(cards) > 1:
+        sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
+        return f"{len(cards)} groups among {n_clients} clients ({listed(sizes)} clients)."
+    if summary.get("personal"):
+        return f"Each of the {n_clients} clients has its own model."
+    return f"No groups: one model for all {n_clients} clients."
 
 
 def _components(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     text = f"{summary['components']} components in the data of {len(rows)} clients together."
     strange = sum(not line["fits"] for line in rows)
     if strange:
-        text += f" {strange} of the clients have samples that fit none of them."
+        has = "has" if strange == 1 else "have"
+        text += f" {_number(strange, 'client')} {has} samples that fit no component."
     if "agreement" in summary:
-        text += f" Agreement with the labels of test data (ARI): {summary['agreement']['mean']:.2f}"
-        text += " on average over clients."
+        mean = summary["agreement"]["mean"]
+        text += f" The mean agreement with the labels of test data (ARI) is {mean:.2f}."
     return text
 
 
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def _score(value: float, column: str) -> str:
-    return f"{value:.1%} right" if column == "accuracy" else f"an error of {value:.4g}"
+    return f"{value:.1%}" if column == "accuracy" else f"{value:.4g}"
 
 
 def _mean(values: Any) -> float | None:
@@ -80,16 +85,15 @@ def quickstart_words(table: Any) -> str:
     ari = dict(zip(table["method"], table["ARI"], strict=True))
     grouped = {name: value for name, value in scores.items() if ari[name] is not None}
     best = max(grouped, key=lambda name: grouped[name])
-    alone, one = scores["local_only"], scores["fedavg"]
-    others = [
-        f"{name} found them too"
-        if ari[name] >= 0.99
-        else f"{name} only in part (ARI {ari[name]:.2f})"
-        for name in grouped
-        if name != best
-    ]
-    how = "found all four groups" if ari[best] >= 0.99 else f"found groups (ARI {ari[best]:.2f})"
-    return (
-        f"{best} {how}: {scores[best]:.1%} right, against {alone:.1%} when every client trains "
-        f"alone and {one:.1%} with one model for all; {listed(others)}. Use {best} here."
+    exact = [name for name in grouped if ari[name] >= 0.99]
+    part = [f"{name} (agreement {ari[name]:.2f} of 1)" for name in grouped if name not in exact]
+    text = [f"{listed(exact)} found exactly the four hidden groups."] if exact else []
+    text += [f"{listed(part)} found them in part."] if part else []
+    return " ".join(
+        [
+            *text,
+            f"The models of {best} are right for {scores[best]:.1%} of the test images, compared "
+            f"with {scores['local_only']:.1%} if every client trains alone and "
+            f"{scores['fedavg']:.1%} with one model for all. Use {best} here.",
+        ]
     )

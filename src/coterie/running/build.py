@@ -232,10 +232,14 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
     if "given" in table or given is not None:
         if given is None:
             raise ConfigError(
-                f"The model {table['given']} cannot be named in a file. Pass it: model=..."
+                f"The model {table['given']} was given as a module, and a file cannot name it. "
+                "Pass it: model=..."
             )
         if table.get("fingerprint", fingerprint(given)) != fingerprint(given):
-            raise ConfigError("The model given has other weights than the one the run began with.")
+            raise ConfigError(
+                "The given model must be the one the run began with. Its weights have other names "
+                "or shapes. Pass the same model."
+            )
         return given
     options = dict(table)
     loss = _function(options.pop("loss", None))

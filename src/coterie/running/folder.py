@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, safe against kills, torn files and full disks.
+"""The run folder: the files of a run, safe if the process is killed or the disk is full.
 
     run.json            everything needed to run it again, and the numeric plan
     rounds.jsonl        a line per round
@@ -7,8 +7,8 @@
     final/              state, models and groups, with a manifest
     summary.json        the figures
 
-A file is written aside, forced to disk and renamed; a checkpoint counts from the moment its
-manifest is there.
+A file is written under another name, forced to disk and renamed. A checkpoint is valid as soon as
+its manifest exists.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ def write(path: Path, data: bytes) -> str:
             aside.unlink()
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
-                f"{path.parent}: the disk is full, so {path.name} could not be written. Everything "
-                "saved before is intact; make room, then resume."
+                f"{path.parent}: the disk is full, so {path.name} could not be written. Earlier "
+                "checkpoints are intact. Free some space, then resume."
             ) from error
         raise
     return hashlib.sha256(data).hexdigest()
@@ -63,7 +63,7 @@ def _sync(folder: Path) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON that people can read and that is the same for the same content."""
+    """Indented JSON; equal content gives equal bytes."""
     return (json.dumps(value, indent=2, default=_plain) + "\n").encode()
 
 
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 
 def no_nan(value: Any) -> Any:
-    """NaN and infinity as null, which JSON has no word for."""
+    """NaN and infinity as None: JSON has neither."""
     if isinstance(value, dict):
         return {key: no_nan(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -101,7 +101,7 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - set(begun)):
             raise ConfigError(
                 f"Run folder {self.path} exists and is not empty. Continue it with "
-                f"`coterie resume {self.path}`, or choose another."
+                f"`coterie resume {self.path}`, or choose another folder."
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self.describe(description)
@@ -125,12 +125,12 @@ class RunFolder:
                 file.flush()
         except OSError as error:
             raise DataError(
-                f"{self.path}: {name} could not be written ({error.strerror}). Checkpoints saved "
-                "before are intact; make room, then resume."
+                f"{self.path}: {name} could not be written ({error.strerror}). Earlier checkpoints "
+                "are intact. Free some space, then resume."
             ) from error
 
     def lines(self, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
-        """The whole lines of a log; a torn last one is passed over."""
+        """The complete lines of a log; an incomplete last line is ignored."""
         path = self.path / name
         if not path.exists():
             return []
@@ -143,7 +143,7 @@ class RunFolder:
         return out
 
     def trim(self, rounds: int) -> None:
-        """Forget lines past a round, which the run will write again."""
+        """Remove lines after a round; the run will write them again."""
         for name in ("rounds.jsonl", "timings.jsonl"):
             kept = [line for line in self.lines(name) if line["round"] <= rounds]
             text = "".join(json.dumps(line) + "\n" for line in kept)
@@ -153,7 +153,7 @@ class RunFolder:
     # checkpoints
 
     def save(self, round: int, state: Tree, traffic: Tree, memory: Memory) -> None:
-        """Keep a state; of client memory only what has changed since the last time."""
+        """Save a checkpoint; of client memory only what has changed since the last one."""
         self.checkpoints.mkdir(exist_ok=True)
         name = f"state-{round:06d}.safetensors"
         content = {"state": state, "traffic": traffic}
@@ -188,7 +188,7 @@ class RunFolder:
             if whole:
                 found.append((path, manifest))
             else:
-                warnings.warn(f"{path} is damaged and is passed over.", stacklevel=3)
+                warnings.warn(f"{path} is damaged and is not used.", stacklevel=3)
         return found
 
     def _sweep(self) -> None:
@@ -207,11 +207,11 @@ class RunFolder:
                 return self._read(manifest, algorithm)
             except (DataError, OSError) as error:
                 warnings.warn(
-                    f"{path}: this checkpoint is damaged ({error}); an earlier one is used.",
+                    f"{path}: this checkpoint is damaged ({error}). An earlier one is used.",
                     stacklevel=2,
                 )
         raise DataError(
-            f"{self.checkpoints}: no whole checkpoint was found. Start the run again with "
+            f"{self.checkpoints}: no undamaged checkpoint was found. Start the run again with "
             f"`coterie run {self.path / 'run.json'}`."
         )
 
@@ -243,16 +243,17 @@ class RunFolder:
 
     @property
     def whole(self) -> Path:
-        """The folder that is resumed: of an attempt or a baseline, the one it lies in."""
+        """The folder to resume: for an attempt or a baseline, the folder that contains it."""
         parts = self.path.parent.name in ("restarts", "baselines")
         return self.path.parent.parent if parts else self.path
 
     def check_finished(self) -> None:
-        """Refuse a folder that is no run's, or of a run that has not come to its end."""
+        """Refuse a folder without a run, or with a run that is not finished."""
         self.description()  # says so if this is no run folder
         if not (self.path / "summary.json").exists():
             raise DataError(
-                f"{self.path}: this run is not finished. Go on with `coterie resume {self.whole}`."
+                f"{self.path}: this run is not finished. Continue it with "
+                f"`coterie resume {self.whole}`."
             )
 
     def final_files(self) -> dict[str, bytes]:
@@ -264,9 +265,7 @@ class RunFolder:
             path = self.final / name
             data = path.read_bytes() if path.exists() else b""
             if hashlib.sha256(data).hexdigest() != checksum:
-                raise DataError(
-                    f"{path} is missing or damaged. Run it again, or resume from the checkpoint."
-                )
+                raise DataError(f"{path} is missing or damaged. Resume the run, or run it again.")
             out[name] = data
         return out
 

@@ -24,7 +24,7 @@ from coterie.running.build import Description, Run, Settings, check
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.final import Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
-from coterie.running.progress import Progress, chosen
+from coterie.running.progress import Progress, choose_progress
 from coterie.running.start import initial_groups
 
 
@@ -54,7 +54,7 @@ def begin(ready: Run, out: str | Path | None = None, progress: bool | Progress =
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
-    return _run(ready, folder, chosen(progress))
+    return _run(ready, folder, choose_progress(progress))
 
 
 def resume(
@@ -67,10 +67,10 @@ def resume(
     """Continue a run from its folder, exactly as if it had never stopped."""
     if RunFolder(out).description().get("fingerprint", "") not in ("", data.fingerprint()):
         raise DataError(
-            f"{out}: the data are not those the run began with. Put the old files back, or start a "
-            "new run."
+            f"{out}: the data must be those the run began with. They have changed. Restore the old "
+            "files, or start a new run."
         )
-    return _run(Run(algorithm, data, settings), RunFolder(out), chosen(progress))
+    return _run(Run(algorithm, data, settings), RunFolder(out), choose_progress(progress))
 
 
 def conduct(
@@ -84,7 +84,7 @@ def conduct(
     """Run a method on real clients, or go on where its run folder ends."""
     folder = RunFolder(out)
     made = folder.description()
-    return _attempt(algorithm, card, settings, made, 0, folder, chosen(progress), fed)
+    return _attempt(algorithm, card, settings, made, 0, folder, choose_progress(progress), fed)
 
 
 def _run(ready: Run, folder: RunFolder | None, progress: Progress) -> Result:
@@ -168,7 +168,7 @@ def _attempt(
         # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
             rounds = f"{saved} of {settings.rounds} rounds are saved"
-            progress.say(f"Stopped. {rounds}. Go on with: coterie resume {folder.whole}")
+            progress.say(f"Stopped. {rounds}. Continue with: coterie resume {folder.whole}")
         raise
     finally:
         progress.end()

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table, or a line per round."""
+"""What is shown while a run goes on: a live table, or a line per round."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Is told of every round."""
+    """Receives the result of every round."""
 
     def start(self, title: str, rounds: int, done: int) -> None: ...
 
@@ -29,7 +29,7 @@ class Silent:
     def end(self) -> None: ...
 
 
-COLUMNS = ("round", "loss", "accuracy", "ARI", "groups", "churn", "moved", "left")
+COLUMNS = ("round", "loss", "accuracy", "ARI", "groups", "switched", "sent", "time left")
 
 
 class Plain:
@@ -47,7 +47,7 @@ class Plain:
         print("  ".join(f"{name} {cell}" for name, cell in pairs if cell), flush=True)
 
     def left(self, line: dict[str, Any]) -> float:
-        """Seconds to go, at the pace so far."""
+        """Seconds left at the pace so far."""
         done = line["round"] - self.first
         return (time.monotonic() - self.began) / max(done, 1) * (self.rounds - line["round"])
 
@@ -93,8 +93,8 @@ class Live(Plain):
         self.screen.stop()
 
 
-def chosen(progress: "bool | Progress") -> Progress:
-    """A live table on a terminal, lines elsewhere, nothing where not wanted."""
+def choose_progress(progress: "bool | Progress") -> Progress:
+    """A live table on a terminal, lines elsewhere, nothing if not wanted."""
     if not isinstance(progress, bool):
         return progress
     if not progress:
@@ -103,7 +103,7 @@ def chosen(progress: "bool | Progress") -> Progress:
 
 
 def cells(line: dict[str, Any], rounds: int, left: float) -> tuple[str, ...]:
-    """The columns of a round as text; empty where there is nothing to say."""
+    """The columns of a round as text; empty where nothing is known."""
     sizes = line.get("sizes")
     return (
         f"{line['round']}/{rounds}",
@@ -122,7 +122,7 @@ def _number(value: float | None, shape: str) -> str:
 
 
 def megabytes(amount: float) -> str:
-    """Bytes for people.
+    """Bytes in a readable unit.
 
     >>> megabytes(1_234_567)
     '1.2 MB'
@@ -135,7 +135,7 @@ def megabytes(amount: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds in a readable unit.
 
     >>> duration(75), duration(7300)
     ('1 min 15 s', '2 h 01 min')

@@ -1,10 +1,10 @@
-"""One model, groups, or every client alone? By losses on data that trained nothing.
+"""The verdict: one model for all, a model per group, or every client alone?
 
-Three ways of training, each of as many rounds, give every client three losses on its own held-out
-data. The difference of two of them, client by client, is averaged over clients, with an interval by
-drawing clients again. One model is the starting point. Groups replace it if their gain over it lies
-above zero, and staying alone replaces what is left if its gain does. Loss, not accuracy: intervals
-are narrower and point the same way.
+Each way of training runs for the same number of rounds and gives every client a loss on its own
+held-out data. The difference between two ways is averaged over clients; its 95% interval is a
+bootstrap over clients. The verdict starts from one model for all. Groups replace it if the interval
+of their gain lies above zero. Training alone replaces the better of these if its interval does.
+Losses are compared, not accuracies, because their intervals are narrower.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ import torch
 from coterie import metrics
 
 ARMS = {"one": "fedavg", "groups": None, "local": "local_only"}
-"""Ways of training, and the methods that stand for them; groups are those of the run judged."""
-LEAST_CLIENTS = 8  # fewer say nothing
-LEAST_SAMPLES = 20  # of a client that has a say: a fifth of them are four
-STILL_FALLS = 0.02  # a round: one model has not come to its end
-LAST = 5  # rounds over which that is measured
+"""Ways of training and their methods; the groups are those of the run itself."""
+LEAST_CLIENTS = 8  # with fewer there is no verdict
+LEAST_SAMPLES = 20  # of a client that counts: a fifth of them, held out, are four
+STILL_FALLS = 0.02  # per round: above it one model still improves
+LAST = 5  # number of rounds over which that is measured
 RESAMPLES = 2000
 
 
 def judge(arms: Mapping[str, Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """The verdict on three runs, from what each left in `held_out.json`, as plain data.
+    """The verdict on three runs as plain data, from the `held_out.json` of each.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ def judge(arms: Mapping[str, Mapping[str, Any]], seed: int = 0) -> dict[str, Any
     }
     if len(voters) < LEAST_CLIENTS:
         why = (
-            f"{len(voters)} clients have {LEAST_SAMPLES} samples and a held-out loss; "
-            f"{LEAST_CLIENTS} are needed."
+            f"At least {LEAST_CLIENTS} clients with {LEAST_SAMPLES} samples or more and a "
+            f"held-out loss are needed. Got {len(voters)}."
         )
         if not held:
-            why += " Nothing is held out: add --set run.validation=0.2."
+            why += " No data are held out: add --set run.validation=0.2."
         return {"choice": "undecided", "intervals": {}, **common, "why": why}
     pairs = {"groups over one": ("one", "groups"), "local over groups": ("groups", "local")}
     pairs["local over one"] = ("one", "local")
@@ -81,7 +81,7 @@ def judge(arms: Mapping[str, Mapping[str, Any]], seed: int = 0) -> dict[str, Any
 
 
 def _fall(by_round: Sequence[Sequence[float | None]]) -> float | None:
-    """By which share a loss falls in a round, over the last few; None if too little is known."""
+    """The fraction by which a loss falls per round at the end; None if it is not known."""
     marks = [(number, loss) for number, loss in by_round if number is not None and loss]
     if len(marks) < 2:
         return None
