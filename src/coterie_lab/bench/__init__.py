@@ -1,1 +1,1 @@
-"""How fast it is: workloads, the loop everybody writes, our engine, and what others take."""
+"""The benchmark: the time of a round in our engine, in a plain loop and in other packages."""

@@ -19,7 +19,7 @@ from coterie_lab.bench.workloads import NAMES, Workload
 
 def workload(job: dict[str, Any]) -> Workload:
     """The workload of a job, with the changes of the job."""
-    work = NAMES[job["name"]].scaled(job.get("scale", 1.0))
+    work = NAMES[job["name"]].scale(job.get("scale", 1.0))
     return replace(work, **job.get("changes", {}))
 
 

@@ -36,7 +36,7 @@ def own_seconds() -> float:
     """Processor seconds used by this process and its children, including running ones."""
     mine, ended = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     total = mine.ru_utime + mine.ru_stime + ended.ru_utime + ended.ru_stime
-    return total + sum(map(_used, _children(os.getpid())))
+    return total + sum(map(_processor_seconds, _children(os.getpid())))
 
 
 def _children(pid: int) -> list[int]:
@@ -51,7 +51,7 @@ def _children(pid: int) -> list[int]:
     return found + [grandchild for child in found for grandchild in _children(child)]
 
 
-def _used(pid: int) -> float:
+def _processor_seconds(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

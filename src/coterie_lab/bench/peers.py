@@ -70,7 +70,7 @@ def environment(name: str) -> Path:
 
 def export(work: str, scale: float, path: Path) -> None:
     """Write data, batches, initial weights and the mean of the plain loop after a round."""
-    problem = variants.prepare(NAMES[work].scaled(scale))
+    problem = variants.prepare(NAMES[work].scale(scale))
     mean = variants.make(variants.PLAIN, problem).run()
     arrays = {f"mean/{leaf}": value[0] for leaf, value in mean.items()}
     arrays |= {f"start/{leaf}": value for leaf, value in problem.state.params.items()}

@@ -81,7 +81,7 @@ class Workload:
     tolerance: float = 1e-4
     exact: Callable[[], nn.Module] | None = None
 
-    def scaled(self, scale: float) -> "Workload":
+    def scale(self, scale: float) -> "Workload":
         """The same workload with fewer clients, for a trial."""
         if scale == 1:
             return self

@@ -373,7 +373,11 @@ def _decoders() -> tuple[Entry, ...]:
     for k in (2, 3):
         for name in ("FedGMI", "blend"):
             cell = study(name, "mnist", k, 5)
-            out.append(Entry(f"{k} components", name, "samples of its own", "decoded", None, cell))
+            out.append(
+                Entry(
+                    f"{k} components", name, "samples of its own component", "decoded", None, cell
+                )
+            )
     return tuple(out)
 
 

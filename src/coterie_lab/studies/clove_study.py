@@ -154,7 +154,11 @@ def liars(seeds: range, store: Store) -> None:
             own = [_mean(store, f"liars/{part}/", (kind, way)) for part in parts]
             cells.append(" / ".join("-" if v is None else f"{v:.2f}" for v in own))
         lines.append([kind, *cells])
-    table(f"A fifth lies in round 3, ARI of the honest: {' / '.join(parts)}", ["lie", *ways], lines)
+    table(
+        f"A fifth sends false losses in round 3, ARI of the others: {' / '.join(parts)}",
+        ["lie", *ways],
+        lines,
+    )
 
 
 def _mean(store: Store, start: str, path: tuple[str, ...]) -> float | None:
@@ -446,7 +450,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
     }
     found: dict[str, Any] = {"ari": ari(state.assignment, known.truth), "round": best}
 
-    def judged(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def place(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor]:
         group, fits = [], []
         new = from_arrays(xs, ys, test_fraction=0.0, n_outputs=10, task="classification")
         from coterie.core.algorithm import grow
@@ -468,7 +472,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
     own = [Batch(*(leaf[0] for leaf in batch)) for batch in batches]
     truth = data.truth[guests]
     for n in (50, 100, 500):
-        group, fits = judged([b.x[:n] for b in own], [b.y[:n] for b in own])
+        group, fits = place([b.x[:n] for b in own], [b.y[:n] for b in own])
         found[f"placed {n}"] = float((group == truth).double().mean())
         found[f"refused {n}"] = float((~fits).double().mean())
     fashion = partition_of("fashion_mnist", seed)
@@ -482,7 +486,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
             x, y = strange(kind, own[mine], own[other], fashion[i], draw)
             xs.append(x)
             ys.append(y)
-        _, fits = judged(xs, ys)
+        _, fits = place(xs, ys)
         found[kind] = float((~fits).double().mean())
     return found
 

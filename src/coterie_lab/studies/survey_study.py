@@ -77,7 +77,7 @@ def group_shares(case: str, n_groups: int, generator: torch.Generator) -> Tensor
             owned[group, list(classes)] = 1.0
     if case != "ls3":
         return owned / owned.sum(1, keepdim=True)
-    reserve, shares = 0.05, torch.zeros(5, 10)  # as published: Dirichlet(.5) beside a reserve
+    reserve, shares = 0.05, torch.zeros(5, 10)  # as published: Dirichlet(.5) plus a reserve
     while shares.sum(1).min() < 1.0:  # a tenth of the images for each group
         reserve += 0.05
         for c in range(10):

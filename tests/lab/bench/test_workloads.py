@@ -36,7 +36,7 @@ def test_operations_of_a_round(name):
 
 @pytest.mark.parametrize("work", WORKLOADS, ids=lambda work: work.name)
 def test_clients_have_the_samples_they_are_to_have(work):
-    data = federation_of(work.scaled(0.01))
+    data = federation_of(work.scale(0.01))
     assert data.sizes("train").unique().tolist() == [work.samples]
     batch = data.gather("train", torch.tensor([0, 1]))
     assert batch.x.dtype == torch.float32
