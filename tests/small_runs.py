@@ -8,7 +8,7 @@ from typing import Any
 from coterie.running.build import Run, build
 from coterie.running.progress import Silent
 
-GROUPS = {"ifca": {"n_groups": 2}, "clove": {"n_groups": 2}}
+GROUPS = {name: {"n_groups": 2} for name in ("ifca", "clove", "census")}
 START = "import sys; from coterie.cli import main; sys.argv[0] = 'coterie'; main()"
 
 

@@ -118,15 +118,6 @@ def test_an_arrow_that_points_back_is_seen(tmp_path):
     assert imported(path) == {"engines", "data"}
 
 
-def test_methods_stay_short():
-    limits = {"fedavg": 60, "ifca": 160, "clove": 160, "survey": 175}
-    # These have stages and thirty options; what they share with no other is beside them.
-    limits |= {"fedgmi": 340}
-    for name, limit in limits.items():
-        lines = (PACKAGE / "algorithms" / f"{name}.py").read_text().splitlines()
-        assert len(lines) <= limit, name
-
-
 def opened(method: str) -> set[Path]:
     """Files of `algorithms` and `clustering` that a reader of a method must open."""
     start = PACKAGE / "algorithms" / method
@@ -156,6 +147,12 @@ def opened(method: str) -> set[Path]:
 
 
 OPENED = {
+    "fedavg": 60,
+    "ifca": 450,
+    "clove": 600,
+    "survey": 1220,
+    "census": 1960,
+    "fedgmi": 800,
     "fedgem": 900,
     "mosaic": 2000,
     "kfed": 450,

@@ -40,7 +40,8 @@ WHEN = {
     "fedem": "if each client's data mix a few kinds of labelling, in shares of its own.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
-    "clove": "if groups are expected; the number may be unknown (max_groups).",
+    "census": "if groups are expected; the number may be unknown (max_groups), even one.",
+    "clove": "as published; the number of groups may be unknown (max_groups).",
 }
 
 

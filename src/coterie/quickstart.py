@@ -1,4 +1,4 @@
-"""The demonstration: rotated digits, four methods, one protocol, one table, one picture."""
+"""The demonstration: rotated digits, five methods, one protocol, one table, one picture."""
 
 import json
 import time
@@ -15,12 +15,12 @@ from coterie.running.loop import run
 from coterie.running.progress import Silent
 from coterie.running.verdict import ARMS, judge
 
-METHODS = ("local_only", "fedavg", "ifca", "clove")
+METHODS = ("local_only", "fedavg", "ifca", "clove", "census")
 
 
 def tables(method: str, changes: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """The run file of one method."""
-    groups = {"n_groups": 4} if method in ("ifca", "clove") else {}
+    groups = {"n_groups": 4} if method in ("ifca", "clove", "census") else {}
     description: dict[str, dict[str, Any]] = {
         "algorithm": {"name": method, **groups},
         "model": {"name": "mlp", "hidden": [32]},
@@ -38,7 +38,7 @@ def quickstart(
     as_json: bool = False,
     changes: dict[str, dict[str, Any]] | None = None,
 ) -> None:
-    """Run the four methods and show what came out."""
+    """Run the methods and show what came out."""
     out = Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S") if out is None else out
     if not as_json:
         print(f"Quickstart: {QUICKSTART}.", flush=True)
@@ -63,13 +63,13 @@ def quickstart(
     print(f"\n{table}\n\n{quickstart_words(table)}\n\n{verdict.sentence}")
     if picture is not None:
         print(f"\nPicture: {picture}")
-    print(f"Runs: {out}. Look closer: coterie show {out / 'clove'}")
+    print(f"Runs: {out}. Look closer: coterie show {out / 'census'}")
 
 
 def _verdict(out: Path) -> Verdict:
-    """What to use, by the runs that are there; kept with the run of clove."""
-    folder = RunFolder(out / "clove")
-    arms = {arm: RunFolder(out / (name or "clove")) for arm, name in ARMS.items()}
+    """What to use, by the runs that are there; kept with the run of census."""
+    folder = RunFolder(out / "census")
+    arms = {arm: RunFolder(out / (name or "census")) for arm, name in ARMS.items()}
     held = {arm: json.loads(one.final_files()["held_out.json"]) for arm, one in arms.items()}
     verdict = judge(held)
     files = folder.final_files() | {"verdict.json": to_json(no_nan(verdict))}

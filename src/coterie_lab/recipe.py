@@ -166,30 +166,26 @@ METHODS = {
     "PACFL": "pacfl",
     "IFCA": "ifca",
     "CLoVE": "clove",
-    "CLoVE (ours)": "clove_ours",
+    "census": "census",
 }
 """The names that the papers print, and the names of the methods."""
-VARIANTS = {"clove_ours": "clove"}
-"""Rows that are another row's method with our own options."""
 
 
 def is_built(row: str) -> bool:
     """Whether the method of a table row exists."""
-    name = METHODS.get(row, row.lower())
-    return VARIANTS.get(name, name) in REGISTRY
+    return METHODS.get(row, row.lower()) in REGISTRY
 
 
 def method(row: str, n_groups: int | None, **options: dict[str, Any]) -> dict[str, Any]:
     """The [algorithm] table of a method; `options` are given by the name of the method."""
     from dataclasses import fields
 
-    variant = METHODS[row]
-    name = VARIANTS.get(variant, variant)
+    name = METHODS[row]
     known = {field.name for field in fields(REGISTRY[name])} if name in REGISTRY else set()
     out: dict[str, Any] = {"name": name}
     if "n_groups" in known and n_groups is not None:
         out["n_groups"] = n_groups
-    return out | {k: v for k, v in options.get(variant, {}).items() if k in known}
+    return out | {k: v for k, v in options.get(name, {}).items() if k in known}
 
 
 def estimate(

@@ -24,20 +24,15 @@ def weights(state):
     return state.models["weight"].flatten().tolist()
 
 
-def evaluating(*args, **options):
-    """As published, without the dealt first round, so that round 1 can be worked out."""
-    return published(*args, **{"first": "evaluation", **options})
-
-
-def published(*args, **options):
-    """The method as printed; our own defaults: test_clove_robust."""
-    return CLoVE(*args, published=True, **options)
+def going_on(*args, **options):
+    """CLoVE that never stops clustering."""
+    return CLoVE(*args, **{"stable_after": 0, **options})
 
 
 def test_one_round_by_hand(federate, points, scalar, half, bank, first, play):
     # Costs: cluster {0, 1}: (2, 100); cluster {2}: (81, 4). Matched 0 -> 0, 1 -> 1.
     # Half the way: 1 -> 0.5 (one sample) and 1.5 (three): (0.5 + 3 * 1.5) / 4; 8 -> 9.
-    algorithm = evaluating(scalar, half, n_groups=2)
+    algorithm = going_on(scalar, half, n_groups=2)
     fed = federate(points([0.0], [2.0, 2.0, 2.0], [10.0]))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
     assert after.state.assignment.tolist() == [0, 0, 1]
@@ -45,15 +40,8 @@ def test_one_round_by_hand(federate, points, scalar, half, bank, first, play):
     assert after.info["groups_used"] == 2
     assert after.info["participants"].tolist() == [0, 1, 2]
     # The bank that was measured and its centroids are kept, keyed by model.
-    assert after.state.anchors["models"]["weight"].flatten().tolist() == [1, 8]
-    assert after.state.reference.centroids.tolist() == [[1, 50], [81, 4]]
-
-
-def test_members_may_weigh_alike(federate, points, scalar, half, bank, first, play):
-    algorithm = evaluating(scalar, half, n_groups=2, weights="equal")
-    fed = federate(points([0.0], [2.0, 2.0, 2.0], [10.0]))
-    [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
-    assert weights(after.state) == [1.0, 9.0]
+    assert after.state.saved["models"]["weight"].flatten().tolist() == [1, 8]
+    assert after.state.centroids.tolist() == [[1, 50], [81, 4]]
 
 
 @pytest.fixture
@@ -72,7 +60,7 @@ def figure_1(points):
 
 
 def test_figure_1_of_the_paper(federate, figure_1, scalar, bank, first, play):
-    clove, ifca = evaluating(scalar, STILL, n_groups=2), IFCA(scalar, STILL, n_groups=2)
+    clove, ifca = going_on(scalar, STILL, n_groups=2), IFCA(scalar, STILL, n_groups=2)
     fed = federate(figure_1)
     state = first(clove, fed, models=bank(0, 2))
     fed.begin(0)
@@ -86,7 +74,7 @@ def test_figure_1_of_the_paper(federate, figure_1, scalar, bank, first, play):
 
 
 def test_permuting_the_models_permutes_the_matching(figure_1, scalar, bank, first, play):
-    algorithm, fed = evaluating(scalar, STILL, n_groups=2), Simulation(figure_1)
+    algorithm, fed = going_on(scalar, STILL, n_groups=2), Simulation(figure_1)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(2, 0)), 1)
     assert after.state.assignment.tolist() == [1, 1, 0, 0]
 
@@ -94,7 +82,7 @@ def test_permuting_the_models_permutes_the_matching(figure_1, scalar, bank, firs
 def test_without_matching_clusters_get_models_in_order(
     federate, figure_1, scalar, bank, first, play
 ):
-    algorithm, fed = evaluating(scalar, STILL, n_groups=2, matching="none"), federate(figure_1)
+    algorithm, fed = going_on(scalar, STILL, n_groups=2, matching="none"), federate(figure_1)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(2, 0)), 1)
     assert after.state.assignment.tolist() == [0, 0, 1, 1]
 
@@ -108,58 +96,30 @@ def test_square_roots_separate_but_losses_match(federate, points, scalar, bank, 
         return [m + s, m - s]
 
     data = points(*[client(-1.5, 100.0)] * 2, *[client(-1.0, 1.0)] * 2)
-    algorithm, fed = evaluating(scalar, STILL, n_groups=2, embedding="sqrt"), federate(data)
+    algorithm, fed = going_on(scalar, STILL, n_groups=2, embedding="sqrt"), federate(data)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0, 2)), 1)
     assert after.state.assignment.tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(
-        after.state.reference.centroids,
+        after.state.centroids,
         torch.tensor([[100.0, 110.0], [1.0, 9.0]], dtype=torch.float64).sqrt(),
         rtol=1e-6,
         atol=1e-6,
     )
 
 
-def test_columns_may_be_brought_to_one_deviation(federate, points, scalar, bank, first, play):
-    # Losses (0, 100), (4, 64), (100, 0).
-    algorithm = evaluating(scalar, STILL, n_groups=2, scale="column_std")
-    fed = federate(points(*PLACES))
-    [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)
-    columns = torch.tensor([[0.0, 100], [4, 64], [100, 0]], dtype=torch.float64)
-    deviation = columns.std(0, correction=0)
-    torch.testing.assert_close(after.state.scale, deviation)
-    scaled = columns / deviation
-    centroids = torch.stack([scaled[:2].mean(0), scaled[2]])
-    torch.testing.assert_close(after.state.reference.centroids, centroids)
-    # A newcomer is measured in the same units.
-    fed.begin(1)
-    _, evidence = algorithm.place(
-        fed, after.state._replace(assignment=torch.tensor([0, 0, -1])), torch.tensor([2])
-    )
-    assert evidence.group.tolist() == [1]
-
-
-def test_a_column_without_deviation_is_left_alone(federate, points, scalar, bank, first, play):
-    # Clients at -1 and 1 lose alike on a model at 0, and 4 and 0 on a model at 1.
-    algorithm = evaluating(scalar, STILL, n_groups=2, scale="column_std")
-    fed = federate(points([-1.0], [1.0]))
-    [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0, 1)), 1)
-    assert after.state.scale.tolist() == [1.0, 2.0]
-    assert after.state.assignment.tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("clustering", ["kmeans", "agglomerative"])
 def test_both_clusterings_have_centroids(federate, points, scalar, bank, first, play, clustering):
-    algorithm = evaluating(scalar, STILL, n_groups=2, clustering=clustering)
+    algorithm = going_on(scalar, STILL, n_groups=2, clustering=clustering)
     fed = federate(points(*PLACES))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
-    assert after.state.reference.centroids.tolist() == [[1, 50], [81, 4]]
+    assert after.state.centroids.tolist() == [[1, 50], [81, 4]]
 
 
 @pytest.mark.parametrize("clustering", ["kmeans", "agglomerative"])
 def test_fewer_participants_than_groups_are_clustered_with_a_chosen_k(
     federate, points, scalar, bank, first, play, clustering
 ):
-    algorithm = evaluating(scalar, STILL, n_groups=4, clustering=clustering)
+    algorithm = going_on(scalar, STILL, n_groups=4, clustering=clustering)
     fed = federate(points([0.0], [0.1], [10.0]))
     start = first(algorithm, fed, models=bank(0, 5, 10, 20))
     [after] = play(algorithm, fed, start, 1)
@@ -172,7 +132,7 @@ def test_fewer_participants_than_groups_are_clustered_with_a_chosen_k(
 def test_equal_vectors_make_fewer_clusters_than_models(
     federate, points, scalar, half, bank, first, play, clustering
 ):
-    algorithm = evaluating(scalar, half, n_groups=3, clustering=clustering)
+    algorithm = going_on(scalar, half, n_groups=3, clustering=clustering)
     fed = federate(points([0.0], [0.0], [0.0], [8.0]))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 4, 10)), 1)
     assert after.state.assignment.tolist() == [0, 0, 0, 2]
@@ -185,7 +145,7 @@ def test_equal_vectors_make_fewer_clusters_than_models(
 
 def test_one_client_is_one_group(federate, points, scalar, half, bank, first, play):
     for known in ({"n_groups": 2}, {"max_groups": 2}):
-        algorithm, fed = evaluating(scalar, half, **known), federate(points([10.0]))
+        algorithm, fed = going_on(scalar, half, **known), federate(points([10.0]))
         [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
         assert after.state.assignment.tolist() == [1]
 
@@ -193,7 +153,7 @@ def test_one_client_is_one_group(federate, points, scalar, half, bank, first, pl
 def test_an_empty_model_stays_bit_for_bit(federate, points, scalar, bank, first, play):
     for averaging in ("model", "gradient"):
         local = LocalSGD(learning_rate=0.1)
-        algorithm = evaluating(scalar, local, max_groups=3, averaging=averaging)
+        algorithm = going_on(scalar, local, max_groups=3, averaging=averaging)
         fed = federate(points([0.0], [0.0], [10.0], [10.0]))
         state = first(algorithm, fed, models=bank(1, 100.1, 8))
         [after] = play(algorithm, fed, state, 1)
@@ -208,53 +168,38 @@ def test_an_empty_model_stays_bit_for_bit(federate, points, scalar, bank, first,
 def straight(points, scalar, *places, **options):
     """Models all at 0 and square roots: the vector of a client is its place, repeated."""
     k = options["max_groups"]
-    algorithm = evaluating(scalar, STILL, embedding="sqrt", **options)
+    algorithm = going_on(scalar, STILL, embedding="sqrt", **options)
     return algorithm, points(*[[p] for p in places]), [0] * k
 
 
-@pytest.mark.parametrize(
-    ("options", "used"),
-    [
-        # Pairs at 0, 3 and 30: three clusters have a silhouette about 3 % above that of two.
-        ({"max_groups": 4}, 2),
-        ({"max_groups": 4, "tolerance": 0.0}, 3),
-        ({"max_groups": 4, "choose": "elbow"}, 2),
-        ({"max_groups": 2, "tolerance": 0.0}, 2),
-    ],
-)
-def test_an_unknown_number_of_groups_is_chosen(
-    federate, points, scalar, bank, first, play, options, used
+# Pairs at 0, 3 and 30: three clusters have a silhouette about 3 % above that of two, and the plain
+# comparison of Algorithm 2 takes them.
+@pytest.mark.parametrize(("most", "used"), [(4, 3), (2, 2)])
+def test_algorithm_2_chooses_an_unknown_number_of_groups(
+    federate, points, scalar, bank, first, play, most, used
 ):
-    algorithm, data, models = straight(points, scalar, 0, 0.04, 3, 3.04, 30, 30.04, **options)
+    algorithm, data, models = straight(points, scalar, 0, 0.04, 3, 3.04, 30, 30.04, max_groups=most)
     fed = federate(data)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(*models)), 1)
     assert after.info["groups_used"] == used
-    assert len(after.state.models["weight"]) == options["max_groups"]
+    assert len(after.state.models["weight"]) == most
+    [curve] = algorithm.curves(after.state)
+    assert (curve.criterion, curve.chosen, curve.ks[0]) == ("silhouette", used, 2)
 
 
-@pytest.mark.parametrize(("replicate", "used"), [(5, 3), (1, 2)])
-def test_rows_are_repeated_so_that_each_client_may_stand_alone(
-    federate, points, scalar, bank, first, play, replicate, used
+def test_algorithm_2_cannot_score_as_many_groups_as_participants(
+    federate, points, scalar, bank, first, play
 ):
-    # Three clients far apart: k = 3 can be scored only if there are more rows than clusters.
-    algorithm, data, models = straight(points, scalar, 1, 20, 50, max_groups=3, replicate=replicate)
+    # Three clients far apart: only two clusters have a silhouette.
+    algorithm, data, models = straight(points, scalar, 1, 20, 50, max_groups=3)
     fed = federate(data)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(*models)), 1)
-    assert after.info["groups_used"] == used
-
-
-def test_small_clusters_join_the_nearest(federate, points, scalar, bank, first, play):
-    places = [[0.0], [0.2], [0.4], [3.0], [10.0], [10.2]]
-    for size, groups in ((1, [0, 0, 0, 1, 2, 2]), (2, [0, 0, 0, 0, 2, 2])):
-        algorithm = evaluating(scalar, STILL, n_groups=3, embedding="sqrt", min_group_size=size)
-        fed = federate(points(*places))
-        [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0, 3, 10)), 1)
-        assert after.state.assignment.tolist() == groups
+    assert after.info["groups_used"] == 2
 
 
 def test_all_models_may_be_matched_not_only_the_first(federate, points, scalar, bank, first, play):
     # Two clusters, five models: the last two fit best.
-    algorithm = evaluating(scalar, STILL, max_groups=5)
+    algorithm = going_on(scalar, STILL, max_groups=5)
     fed = federate(points([0.0], [0.0], [10.0], [10.0]))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(50, 40, 30, 10, 1)), 1)
     assert after.state.assignment.tolist() == [4, 4, 3, 3]
@@ -263,7 +208,7 @@ def test_all_models_may_be_matched_not_only_the_first(federate, points, scalar, 
 @pytest.mark.parametrize("seed", range(3))
 def test_eight_participants_of_ten_groups(federate, first, play, seed):
     data = digits(n_clients=20, n_groups=10, per_client=20, seed=seed)
-    algorithm = published(Model(models.make("linear", data)), LocalSGD(), n_groups=10)
+    algorithm = CLoVE(Model(models.make("linear", data)), LocalSGD(), n_groups=10)
     fed = federate(data, seed=seed, participation=0.4)
     for after in play(algorithm, fed, first(algorithm, fed), 4):
         participants = after.info["participants"]
@@ -277,21 +222,21 @@ def test_eight_participants_of_ten_groups(federate, first, play, seed):
 
 
 def test_a_dealt_first_round_leaves_no_model_empty(federate, points, scalar, half, first, play):
-    algorithm = published(scalar, half, n_groups=4)
+    algorithm = going_on(scalar, half, n_groups=4, first="random")
     for seed in range(5):
         fed = federate(points(*[[0.0]] * 6), seed=seed)
         [after] = play(algorithm, fed, first(algorithm, fed), 1)
         assert after.state.assignment.unique().tolist() == [0, 1, 2, 3]
         assert after.info["groups_used"] == 4
         # Nothing was clustered, so there is nothing to judge newcomers by.
-        assert after.state.reference.centroids.isnan().all()
+        assert after.state.centroids.isnan().all()
 
 
 def test_first_models_may_be_copies(points, scalar, half, first):
     fed = Simulation(points([0.0]))
     model = Model(LinearRegressor(4), "squared_error")
-    same = first(published(model, half, n_groups=3, init_models="same"), fed).models["weight"]
-    apart = first(published(model, half, n_groups=3), fed).models["weight"]
+    same = first(CLoVE(model, half, n_groups=3, init_models="same"), fed).models["weight"]
+    apart = first(CLoVE(model, half, n_groups=3), fed).models["weight"]
     assert len(same.unique(dim=0)) == 1
     assert len(apart.unique(dim=0)) == 3
     assert torch.equal(same[0], apart[0])
@@ -312,22 +257,19 @@ def test_identical_models_and_no_deal_still_find_the_groups_by_round_3(first, pl
     assert found[IFCA] == [0.0] * 5  # all in group 0
 
 
-def test_an_orthonormal_bank_is_as_large_as_the_inputs(first, play):
-    data = linear_groups(n_groups=2, clients_per_group=3, n=50, d=6)
-    model = Model(models.make("linear_regressor", data), "squared_error")
-    algorithm, fed = (
-        evaluating(model, STILL, n_groups=2, first_bank="orthonormal"),
-        Simulation(data),
-    )
-    state = first(algorithm, fed)
-    bank = state.models["weight"]
-    torch.testing.assert_close(bank @ bank.T, torch.eye(6), rtol=0, atol=1e-6)
-    [after] = play(algorithm, fed, state, 1)
-    assert after.info["groups_used"] == 2
-    assert after.state.reference.centroids.shape == (6, 6)
-    deep = Model(MLP(6, 1, hidden=(2,)), "squared_error")
-    with pytest.raises(ConfigError, match="first_bank='orthonormal' needs a linear model"):
-        evaluating(deep, STILL, n_groups=2, first_bank="orthonormal").init(fed)
+def test_the_first_round_may_follow_given_groups(federate, points, scalar, half, bank, first, play):
+    # Unlisted clients are assigned at random. Nothing was clustered, so nothing counts as stable.
+    algorithm, fed = CLoVE(scalar, half, n_groups=2), federate(points(*PLACES, [3.0]))
+    fed.start = torch.tensor([1, 1, 0, -1])
+    told, found = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)
+    assert told.state.assignment[:3].tolist() == [1, 1, 0]
+    assert told.state.assignment[3] in (0, 1)
+    assert told.state.repeats.tolist() == [0] * 4
+    assert told.state.centroids.isnan().all()
+    assert found.state.repeats.tolist() == [1] * 4  # clustered in round 2
+    fed.start = torch.tensor([0, 1, 2, -1])
+    with pytest.raises(ConfigError, match="Got group 2"):
+        play(algorithm, fed, first(algorithm, fed), 1)
 
 
 # averaging
@@ -336,17 +278,14 @@ def test_an_orthonormal_bank_is_as_large_as_the_inputs(first, play):
 def test_gradient_averaging_takes_a_plain_step_of_the_clusters_mean_gradient(
     federate, points, scalar, bank, first, play
 ):
-    # Gradients at 1: 2 (one sample) and -2 (three): mean -1 by samples, 0 alike; at 8: -4.
+    # Gradients at 1: 2 (one sample) and -2 (three): mean -1 by samples; at 8: -4.
     # Adam's first step would be the rate itself, 0.25, up or down.
     for optimizer in ("sgd", "adam"):
         local = LocalSGD(learning_rate=0.25, optimizer=optimizer)
-        for weighing, moved in (("samples", [1.25, 9.0]), ("equal", [1.0, 9.0])):
-            algorithm = evaluating(
-                scalar, local, n_groups=2, averaging="gradient", weights=weighing
-            )
-            fed = federate(points([0.0], [2.0, 2.0, 2.0], [10.0]))
-            [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
-            assert weights(after.state) == moved
+        algorithm = CLoVE(scalar, local, n_groups=2, averaging="gradient")
+        fed = federate(points([0.0], [2.0, 2.0, 2.0], [10.0]))
+        [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
+        assert weights(after.state) == [1.25, 9.0]
 
 
 @pytest.mark.parametrize(
@@ -354,14 +293,13 @@ def test_gradient_averaging_takes_a_plain_step_of_the_clusters_mean_gradient(
     [
         # Body 0, heads 1 and 8; errors 1, -1, -2. See test_ifca.
         ({}, [1 / 3], [1.0, 9.0]),
-        ({"shared": "frozen"}, [0.0], [1.0, 9.0]),
         ({"averaging": "gradient"}, [1 / 3], [1.0, 9.0]),
     ],
 )
 def test_the_body_belongs_to_all_and_a_head_to_its_members(
     federate, points, two_parts, half, first, play, options, body, heads
 ):
-    algorithm, fed = evaluating(two_parts, half, n_groups=2, **options), federate(points(*PLACES))
+    algorithm, fed = going_on(two_parts, half, n_groups=2, **options), federate(points(*PLACES))
     state = first(
         algorithm, fed, shared={"body": torch.zeros(1)}, models={"head": torch.tensor([[1.0], [8]])}
     )
@@ -374,7 +312,7 @@ def test_buffers_are_averaged_with_models_and_kept_with_gradients(first, play):
     data = blobs(n_groups=2, clients_per_group=2, n=20)
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     for averaging in ("model", "gradient"):
-        algorithm = evaluating(Model(net), LocalSGD(), n_groups=2, averaging=averaging)
+        algorithm = going_on(Model(net), LocalSGD(), n_groups=2, averaging=averaging)
         fed = Simulation(data)
         start = first(algorithm, fed)
         [after] = play(algorithm, fed, start, 1)
@@ -389,7 +327,7 @@ def test_buffers_are_averaged_with_models_and_kept_with_gradients(first, play):
 def test_clustering_stops_for_good_once_assignments_are_stable(
     federate, points, scalar, half, bank, first, play, down_up
 ):
-    algorithm = evaluating(scalar, half, n_groups=2, stable_after=3)
+    algorithm = going_on(scalar, half, n_groups=2, stable_after=3)
     fed = federate(points(*PLACES))
     state = first(algorithm, fed, models=bank(1, 8))
     sizes = []
@@ -408,7 +346,7 @@ def test_clustering_stops_for_good_once_assignments_are_stable(
 
 def test_going_back_and_forth_is_not_stable(federate, points, scalar, bank, first, play):
     # Models change places under a client's feet: groups 0, 1, 0. First and last agree.
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=3)
+    algorithm = going_on(scalar, STILL, n_groups=2, stable_after=3)
     fed = federate(points([0.0], [10.0]))
     state = first(algorithm, fed)
     for number, places in enumerate([(0, 10), (10, 0), (0, 10), (0, 10), (0, 10)]):
@@ -421,23 +359,16 @@ def test_going_back_and_forth_is_not_stable(federate, points, scalar, bank, firs
 
 
 def test_a_client_seen_twice_is_not_stable(federate, points, scalar, bank, first, play):
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=3)
+    algorithm = going_on(scalar, STILL, n_groups=2, stable_after=3)
     fed = federate(points([0.0], [10.0], [9.0]), joins=[0, 0, 1])
     after = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 5)
     assert [r.info["stable"] for r in after] == [False] * 4 + [True]
 
 
-def test_a_share_of_stable_clients_may_be_enough(federate, points, scalar, bank, first, play):
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=3, stable_fraction=0.6)
-    fed = federate(points([0.0], [10.0], [9.0]), joins=[0, 0, 1])
-    after = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 4)
-    assert [r.info["stable"] for r in after] == [False] * 3 + [True]
-
-
 def frozen(federate, points, scalar, bank, first, play, late, **options):
     """Members around 0 and 10 frozen with the bank (0, 10); some more clients join in round 3."""
     members = [[-1.0], [0.0], [1.0], [9.0], [10.0], [11.0]]
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=1, embedding="sqrt", **options)
+    algorithm = going_on(scalar, STILL, n_groups=2, stable_after=1, embedding="sqrt", **options)
     fed = federate(points(*members, *late), joins=[0] * 6 + [3] * len(late))
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 3)[-1].state
     assert state.stable
@@ -453,28 +384,28 @@ def test_newcomers_are_placed_by_the_saved_bank_though_models_have_drifted(
     [after] = play(algorithm, fed, state._replace(models=bank(10, 0)), 1, start=3)
     assert after.state.assignment.tolist() == [0, 0, 0, 1, 1, 1, 1, 0]
     assert after.info["participants"].tolist() == list(range(8))
-    assert after.state.anchors["models"]["weight"].flatten().tolist() == [0, 10]
+    assert after.state.saved["models"]["weight"].flatten().tolist() == [0, 10]
 
 
 def test_a_newcomer_costs_one_bank_once(federate, points, scalar, bank, first, play, down_up):
     algorithm, fed, state = frozen(federate, points, scalar, bank, first, play, late=[[9.5]])
     play(algorithm, fed, state, 2, start=3)
-    # The saved bank and then the current model down, twice; two losses and a count, then model
-    # and count, twice.
-    assert down_up(fed, 6) == (8 + 4 + 4, (8 + 8) + 2 * (4 + 8))
+    # The saved bank and then the current model down, twice; two losses, then model and count,
+    # twice.
+    assert down_up(fed, 6) == (8 + 4 + 4, 8 + 2 * (4 + 8))
 
 
 def test_centroids_belong_to_models_not_to_clusters(federate, points, scalar, bank, first, play):
     # Cluster 0 (client 0) is matched to model 1: its centroid is row 1.
-    algorithm, fed = evaluating(scalar, STILL, n_groups=2), federate(points([10.0], [0.0]))
+    algorithm, fed = going_on(scalar, STILL, n_groups=2), federate(points([10.0], [0.0]))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)
     assert after.state.assignment.tolist() == [1, 0]
-    assert after.state.reference.centroids.tolist() == [[0, 100], [100, 0]]
+    assert after.state.centroids.tolist() == [[0, 100], [100, 0]]
 
 
 def test_only_models_with_a_centroid_take_newcomers(federate, points, scalar, bank, first, play):
     # A model at 40 that nobody has would be the best for a newcomer at 40.
-    algorithm = evaluating(scalar, STILL, max_groups=3, stable_after=1)
+    algorithm = going_on(scalar, STILL, max_groups=3, stable_after=1)
     fed = federate(points([0.0], [0.5], [10.0], [10.5], [40.0]), joins=[0, 0, 0, 0, 2])
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 40, 10)), 2)[-1].state
     assert state.assignment.tolist() == [0, 0, 2, 2]
@@ -483,9 +414,9 @@ def test_only_models_with_a_centroid_take_newcomers(federate, points, scalar, ba
 
 
 def test_without_centroids_the_smallest_loss_decides(federate, points, scalar, bank, first, play):
-    algorithm = published(scalar, STILL, n_groups=2)
+    algorithm = CLoVE(scalar, STILL, n_groups=2, first="random")
     fed = federate(points([0.0], [10.0], [9.0]), joins=[0, 0, 1])
-    start = first(algorithm, fed, models=bank(0, 10), anchors={"shared": {}, "models": bank(0, 10)})
+    start = first(algorithm, fed, models=bank(0, 10), saved={"shared": {}, "models": bank(0, 10)})
     [after] = play(algorithm, fed, start, 1)  # dealt
     fed.begin(1)
     _, evidence = algorithm.place(fed, grow(after.state, 3), torch.tensor([2]))
@@ -494,18 +425,38 @@ def test_without_centroids_the_smallest_loss_decides(federate, points, scalar, b
     assert evidence.fits.all()
 
 
-def test_evidence_says_who_fits_in_the_order_asked(federate, points, scalar, bank, first, play):
+def test_newcomers_join_the_nearest_centroid_worked_by_hand(
+    federate, points, scalar, bank, first, play
+):
+    # Members at -1, 0, 1 and at 9, 10, 11 on models 0 and 10. Roots of losses: (1, 11), (0, 10),
+    # (1, 9) and the reverse, so the centroids are (2/3, 10) and (10, 2/3).
     algorithm, fed, state = frozen(
-        federate, points, scalar, bank, first, play, late=[[9.5], [0.5], [60.0], [5.0]]
+        federate, points, scalar, bank, first, play, late=[[9.5], [-4.0], [60.0], [5.0]]
     )
-    ids = torch.tensor([8, 3, 7, 0, 9, 6])
+    torch.testing.assert_close(
+        state.centroids, torch.tensor([[2 / 3, 10], [10, 2 / 3]], dtype=torch.float64)
+    )
+    ids = torch.tensor([8, 3, 7, 9, 6])
     state, evidence = algorithm.place(fed, state, ids)
-    assert evidence.group[[0, 1, 2, 3, 5]].tolist() == [1, 1, 0, 0, 1]
-    assert evidence.fits.tolist() == [False, True, True, True, False, True]
-    # Vectors (|y|, |10 - y|): the client at 5 is between the centroids (2/3, 10) and (10, 2/3).
-    assert evidence.margin[4] == pytest.approx(0, abs=1e-5)
-    assert evidence.margin[[2, 5]].min() > 0.9
+    assert evidence.group[[0, 1, 2, 4]].tolist() == [1, 1, 0, 1]
+    # -4 is at (4, 14): sqrt((10/3)^2 + 4^2) from the first, sqrt(6^2 + (40/3)^2) from the second.
+    near, far = math.hypot(10 / 3, 4), math.hypot(6, 40 / 3)
+    assert evidence.margin[2] == pytest.approx((far - near) / (far + near), abs=1e-6)
+    assert evidence.margin[3] == pytest.approx(0, abs=1e-6)  # 5 is between the centroids
+    assert evidence.fits.all()  # the method refuses nobody
+    assert evidence.score.isnan().all()
     assert state.assignment[ids].tolist() == evidence.group.tolist()
+
+
+def test_the_nearest_centroid_is_not_the_smallest_loss(federate, points, scalar, bank, first, play):
+    # One cluster per model, centroids (0, 100) and (900, 400). A newcomer at 19 has (361, 81): the
+    # smaller loss is on model 1, the nearer centroid is that of model 0: 361.5 against 626.
+    algorithm = CLoVE(scalar, STILL, n_groups=2, stable_after=1)
+    fed = federate(points([0.0], [30.0], [19.0]), joins=[0, 0, 2])
+    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 2)[-1].state
+    assert state.centroids.tolist() == [[0, 100], [900, 400]]
+    [after] = play(algorithm, fed, state, 1, start=2)
+    assert after.state.assignment.tolist() == [0, 1, 0]
 
 
 def test_the_silent_are_neither_placed_nor_judged(
@@ -520,8 +471,7 @@ def test_the_silent_are_neither_placed_nor_judged(
     assert evidence.group.tolist() == [1, -1, 1, 0, 0]
     silent = torch.tensor([False, True, True, False, False])
     assert torch.equal(evidence.margin.isnan(), silent)
-    assert torch.equal(evidence.score.isnan(), silent)
-    assert evidence.fits.tolist() == [False, True, True, True, True]
+    assert evidence.fits.all()
     assert state.assignment[6] == -1
 
 
@@ -539,7 +489,7 @@ def test_a_silent_newcomer_waits(federate, points, scalar, bank, first, play, mu
 def test_whoever_answers_the_probe_but_not_the_update_keeps_its_group(
     federate, points, scalar, half, bank, first, play, mute
 ):
-    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(points(*PLACES))
+    algorithm, fed = going_on(scalar, half, n_groups=2), federate(points(*PLACES))
     state = first(algorithm, fed, models=bank(1, 8))
     mute(fed, [1], task="update")
     [after] = play(algorithm, fed, state, 1)
@@ -550,7 +500,7 @@ def test_whoever_answers_the_probe_but_not_the_update_keeps_its_group(
 def test_whoever_does_not_answer_the_probe_is_not_asked_to_train(
     federate, points, scalar, half, bank, first, play, mute, down_up
 ):
-    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(points(*PLACES))
+    algorithm, fed = going_on(scalar, half, n_groups=2), federate(points(*PLACES))
     state = first(algorithm, fed, models=bank(1, 8))
     mute(fed, [1], task="losses")
     [after] = play(algorithm, fed, state, 1)
@@ -559,7 +509,7 @@ def test_whoever_does_not_answer_the_probe_is_not_asked_to_train(
 
 
 def test_lost_replies_are_tolerated(federate, points, scalar, half, bank, first, play):
-    algorithm = evaluating(scalar, half, n_groups=2, stable_after=2)
+    algorithm = going_on(scalar, half, n_groups=2, stable_after=2)
     for seed in range(3):
         fed = federate(points(*PLACES, [9.0], [1.0]), faults=Faults(drop=0.3, seed=seed))
         state = first(algorithm, fed, models=bank(1, 8))
@@ -575,13 +525,13 @@ def test_lost_replies_are_tolerated(federate, points, scalar, half, bank, first,
 
 
 def test_losses_that_are_not_finite_count_as_the_worst(federate, points, scalar, bank, first, play):
-    algorithm = evaluating(scalar, STILL, max_groups=3)
+    algorithm = going_on(scalar, STILL, max_groups=3)
     fed = federate(points([0.0], [0.0], [10.0], [10.0]))
     state = first(algorithm, fed, models=bank(0, float("nan"), 10))
     with pytest.warns(UserWarning, match="4 of 12 losses are not finite and were replaced"):
         [after] = play(algorithm, fed, state, 1)
     assert after.state.assignment.tolist() == [0, 0, 2, 2]
-    assert after.state.reference.centroids[[0, 2]].isfinite().all()
+    assert after.state.centroids[[0, 2]].isfinite().all()
 
 
 # messages and memory
@@ -595,7 +545,7 @@ def test_bytes_while_clustering_and_after(federate, first, play, down_up):
     for name, algorithm in {
         "fedavg": FedAvg(model, STILL),
         "ifca": IFCA(model, STILL, n_groups=k, weights="samples", stable_after=1),
-        "clove": evaluating(model, STILL, n_groups=k, stable_after=1),
+        "clove": going_on(model, STILL, n_groups=k, stable_after=1),
     }.items():
         fed = federate(data)
         state = first(algorithm, fed)
@@ -619,7 +569,7 @@ def test_weight_sharing_sends_the_body_once(federate, first, play, down_up):
     data = blobs(n_groups=2, clients_per_group=2, n=8, d=4)
     body, head, k = 4 * 5 + 5, 5 * 3 + 3, 3
     model = Model(MLP(4, 3, hidden=(5,)), head="output")
-    algorithm, fed = evaluating(model, LocalSGD(), n_groups=k), federate(data)
+    algorithm, fed = going_on(model, LocalSGD(), n_groups=k), federate(data)
     play(algorithm, fed, first(algorithm, fed), 1)
     down, up = down_up(fed, 0)
     # For training both parts are named, not sent again.
@@ -643,7 +593,7 @@ class Spy(nn.Module):
 
 def test_a_probe_meets_one_model_at_a_time_and_copies_none(points, play, first):
     Spy.seen = []
-    algorithm = evaluating(Model(Spy(), "squared_error"), STILL, n_groups=5)
+    algorithm = going_on(Model(Spy(), "squared_error"), STILL, n_groups=5)
     fed = Simulation(points([1.0, 2.0]), stack=False, chunk=1)
     state = first(algorithm, fed)
     Spy.seen.clear()
@@ -661,10 +611,10 @@ def test_one_group_is_fedavg_and_ifca_bit_for_bit(federate, first, play):
     data = blobs(n_groups=2, clients_per_group=3, n=20)
     model = Model(models.make("mlp", data, hidden=(4,)))
     local = LocalSGD(learning_rate=0.1, steps=5)
-    clove = evaluating(model, local, n_groups=1)
+    clove = going_on(model, local, n_groups=1)
     start = first(clove, federate(data)).models
     ends = []
-    for algorithm in (clove, IFCA(model, local, n_groups=1), published(model, local, n_groups=1)):
+    for algorithm in (clove, IFCA(model, local, n_groups=1)):
         fed = federate(data)
         ends.append(play(algorithm, fed, first(algorithm, fed, models=start), 3)[-1].state.models)
     plain, fed = FedAvg(model, local), federate(data)
@@ -678,7 +628,7 @@ def test_engines_and_chunks_agree_and_a_seed_repeats(first, play):
     data = blobs(n_groups=2, clients_per_group=4, n=20, unequal=True)
     model = Model(models.make("mlp", data, hidden=(4,)))
     local = LocalSGD(learning_rate=0.1, batch_size=6)
-    algorithm, ends = published(model, local, n_groups=2), []
+    algorithm, ends = CLoVE(model, local, n_groups=2), []
     for options in ({}, {"chunk": 3}, {"stack": False}, {"stack": False, "wire": True}, {}):
         fed = Simulation(data, seed=1, participation=0.7, **options)
         ends.append(play(algorithm, fed, first(algorithm, fed), 3)[-1].state)
@@ -693,7 +643,8 @@ def test_engines_and_chunks_agree_and_a_seed_repeats(first, play):
 def test_the_order_of_clients_does_not_matter(points, scalar, first, play):
     values = {"a": [1.0, 5.0], "b": [2.0, -3.0, 4.0], "c": [80.0, 0.0], "d": [-9.0], "e": [30.0]}
     local = LocalSGD(learning_rate=0.1, batch_size=1)
-    algorithm, found = published(scalar, local, n_groups=2, clustering="agglomerative"), []
+    options = {"clustering": "agglomerative", "first": "random"}
+    algorithm, found = CLoVE(scalar, local, n_groups=2, **options), []
     for names in ("abcde", "ecadb"):
         fed = Simulation(points(*(values[n] for n in names), names=list(names)), participation=0.8)
         state = play(algorithm, fed, first(algorithm, fed), 4)[-1].state
@@ -707,7 +658,7 @@ def test_weight_decay_and_augmentation_do_not_enter_the_losses(
 ):
     found = []
     for local in (STILL, LocalSGD(weight_decay=9.0, augment=lambda x, key: x * 100)):
-        algorithm, fed = evaluating(scalar, local, n_groups=2), federate(points(*PLACES))
+        algorithm, fed = going_on(scalar, local, n_groups=2), federate(points(*PLACES))
         state = first(algorithm, fed, models=bank(1, 8))
         fed.begin(0)
         found.append(fed.map(algorithm.losses, {}, state.models, to=fed.everyone())[1]["losses"])
@@ -718,7 +669,7 @@ def test_reconstruction_needs_no_labels(first, play):
     # Two kinds of inputs, an autoencoder of one number: input 1 or -3.
     xs = [torch.full((4, 1), value) for value in (1.0, 1.0, -3.0, -3.0)]
     data = from_arrays(xs, test_fraction=0.0)
-    algorithm = evaluating(Model(nn.Linear(1, 1), "reconstruction"), LocalSGD(), n_groups=2)
+    algorithm = going_on(Model(nn.Linear(1, 1), "reconstruction"), LocalSGD(), n_groups=2)
     fed = Simulation(data)
     [after] = play(algorithm, fed, first(algorithm, fed), 1)
     assert metrics.adjusted_rand(after.state.assignment, torch.tensor([0, 0, 1, 1])) == 1.0
@@ -731,9 +682,9 @@ def test_either_the_number_of_groups_or_a_bound_is_given(scalar, half, given):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_groups": 1}, {"embedding": "log"}, {"tolerance": -0.1}, {"replicate": 0}]
+    "wrong", [{"max_groups": 1}, {"embedding": "log"}, {"first": "survey"}, {"stable_after": -1}]
 )
 def test_options_out_of_range_are_refused(scalar, half, wrong):
     options = {"max_groups": 2, **wrong}
     with pytest.raises(ConfigError, match=f"CLoVE: {next(iter(wrong))} must be"):
-        published(scalar, half, **options)
+        CLoVE(scalar, half, **options)

@@ -45,33 +45,22 @@ def test_both_of_two_different_updates_count(federate, points, scalar, half, ban
     assert weights(after.state) == [4.0]
 
 
-@pytest.mark.parametrize(
-    ("divisor", "expected"),
-    [
-        # Gradients at 1: 2 (1 - y) = 2, -2, -6, sum -6; at 8: 2 (8 - 10) = -4. Rate 1/4.
-        ("all", [1 + 6 / 16, 8 + 4 / 16]),
-        ("participants", [1 + 6 / 16, 8 + 4 / 16]),
-        ("cluster", [1 + 6 / 12, 8 + 4 / 4]),
-    ],
-)
-def test_one_round_of_gradient_averaging_by_hand(
-    federate, points, scalar, half, bank, first, play, divisor, expected
-):
-    algorithm = IFCA(scalar, half, n_groups=2, averaging="gradient", divisor=divisor)
+def test_one_round_of_gradient_averaging_by_hand(federate, points, scalar, half, bank, first, play):
+    # Gradients at 1: 2 (1 - y) = 2, -2, -6, sum -6; at 8: 2 (8 - 10) = -4. Rate 1/4, 4 clients.
+    algorithm = IFCA(scalar, half, n_groups=2, averaging="gradient")
     fed = federate(points([0.0], [2.0], [4.0], [10.0]))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)
-    assert weights(after.state) == expected
+    assert weights(after.state) == [1 + 6 / 16, 8 + 4 / 16]
 
 
-@pytest.mark.parametrize(("divisor", "share"), [("all", 4), ("participants", 2), ("cluster", 2)])
-def test_divisors_differ_once_some_stay_away(
-    federate, points, scalar, half, bank, first, play, divisor, share
+def test_gradients_are_divided_by_the_number_of_all_clients(
+    federate, points, scalar, half, bank, first, play
 ):
-    # Two of four take part; both gradients at 0 are 2 (0 - 4) = -8, their sum is -16.
-    algorithm = IFCA(scalar, half, n_groups=1, averaging="gradient", divisor=divisor)
+    # Line 14: two of four take part; both gradients at 0 are 2 (0 - 4) = -8, their sum is -16.
+    algorithm = IFCA(scalar, half, n_groups=1, averaging="gradient")
     fed = federate(points(*[[4.0]] * 4), participation=0.5)
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(0)), 1)
-    assert weights(after.state) == [0.25 * 16 / share]
+    assert weights(after.state) == [0.25 * 16 / 4]
 
 
 def test_gradients_may_weigh_by_samples(federate, points, scalar, half, bank, first, play):
@@ -120,14 +109,6 @@ def test_equal_losses_go_to_the_lowest_index(federate, points, scalar, half, ban
     algorithm, fed = IFCA(scalar, half, n_groups=2), federate(points(*[[0.0]] * 12))
     [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, -1)), 1)
     assert after.state.assignment.tolist() == [0] * 12
-
-
-def test_equal_losses_may_be_settled_by_lot(federate, points, scalar, half, bank, first, play):
-    algorithm = IFCA(scalar, half, n_groups=3, ties="random")
-    fed = federate(points(*[[0.0]] * 12))
-    # The third model is worse and gets nobody.
-    [after] = play(algorithm, fed, first(algorithm, fed, models=bank(1, -1, 5)), 1)
-    assert after.state.assignment.unique().tolist() == [0, 1]
 
 
 def test_identical_first_models_put_everybody_in_group_0(
@@ -187,11 +168,8 @@ def test_weight_decay_does_not_enter_the_choice(federate, points, scalar, bank, 
         # Body 0, heads 1 and 8. Errors of PLACES: 1, -1, -2; both gradients are twice that.
         # A step of 1/4 moves body and head by -0.5, 0.5, 1.
         ({}, [(-0.5 + 0.5 + 1) / 3], [(0.5 + 1.5) / 2, 9.0]),
-        ({"shared": "frozen"}, [0.0], [1.0, 9.0]),
-        # Gradients 2, -2, -4: mean over all -4/3; heads by 3 participants: 0 and -4/3.
+        # Gradients 2, -2, -4: mean over all -4/3; heads by 3 clients: 0 and -4/3.
         ({"averaging": "gradient"}, [1 / 3], [1.0, 8 + 1 / 3]),
-        ({"averaging": "gradient", "divisor": "cluster"}, [1 / 3], [1.0, 9.0]),
-        ({"averaging": "gradient", "shared": "frozen"}, [0.0], [1.0, 8 + 1 / 3]),
     ],
 )
 def test_the_body_belongs_to_all_and_a_head_to_its_members(
@@ -211,12 +189,9 @@ def test_weight_sharing_sends_the_body_once(federate, first, play, down_up, aver
     data = blobs(n_groups=2, clients_per_group=2, n=8, n_classes=3, d=4)
     body, head, k = 4 * 5 + 5, 5 * 3 + 3, 3
     model = Model(MLP(4, 3, hidden=(5,)), head="output")
-    for shared in ("train", "frozen"):
-        algorithm = IFCA(model, LocalSGD(), n_groups=k, averaging=averaging, shared=shared)
-        fed = federate(data)
-        play(algorithm, fed, first(algorithm, fed), 1)
-        sent = head if shared == "frozen" else body + head
-        assert down_up(fed, 0) == (4 * (body + k * head), 4 * sent + 8)
+    algorithm, fed = IFCA(model, LocalSGD(), n_groups=k, averaging=averaging), federate(data)
+    play(algorithm, fed, first(algorithm, fed), 1)
+    assert down_up(fed, 0) == (4 * (body + k * head), 4 * (body + head) + 8)
 
 
 def test_a_client_is_handed_the_body_and_its_own_head(points, two_parts, half, first, play):
@@ -263,20 +238,6 @@ def test_stability_is_latched(points, scalar, half, bank, first, play):
     assert weights(after.state) == [(4 + 5) / 2, 5.5]
 
 
-def test_clients_may_choose_again_now_and_then(
-    federate, points, scalar, half, bank, first, play, down_up
-):
-    algorithm = IFCA(scalar, half, n_groups=2, stable_after=1, recheck_every=3)
-    fed = federate(points(*PLACES))
-    state = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)[-1].state
-    state = state._replace(models=bank(8, 1))
-    down_up(fed, 0)
-    kept, chosen = play(algorithm, fed, state, 2, start=2)
-    assert kept.state.assignment.tolist() == [0, 0, 1]
-    assert chosen.state.assignment.tolist() == [0, 0, 1]  # 4.5 and 5.5: 0 and 2 prefer 4.5
-    assert down_up(fed, 0) == (4 + 8, 4 + 12)
-
-
 def test_a_newcomer_after_the_freeze_sees_all_models_once(
     federate, points, scalar, half, bank, first, play, down_up
 ):
@@ -287,9 +248,9 @@ def test_a_newcomer_after_the_freeze_sees_all_models_once(
     assert before[-1].info["stable"]
     after = play(algorithm, fed, before[-1].state, 2, start=2)
     assert [r.state.assignment.tolist() for r in after] == [[0, 0, 1, 1]] * 2
-    # Two losses (4 bytes each) and a count, once; the row of a bank it still has costs an index,
-    # but no more than the row itself.
-    assert down_up(fed, 3) == (8 + 4 + 4, (2 * 4 + 8) + 4 + 4)
+    # Two losses (4 bytes each), once; the row of a bank it still has costs an index, but no more
+    # than the row itself.
+    assert down_up(fed, 3) == (8 + 4 + 4, 2 * 4 + 4 + 4)
 
 
 def test_a_newcomer_that_stays_silent_waits(
@@ -307,66 +268,6 @@ def test_a_newcomer_that_stays_silent_waits(
     assert after.state.assignment.tolist() == [0, 0, 1, 1]
 
 
-def test_warm_up_trains_on_an_equal_partition_and_then_lets_clients_choose(
-    federate, points, scalar, half, bank, first, play
-):
-    algorithm = IFCA(scalar, half, n_groups=2, warm_up=2)
-    fed = federate(points([0.0], [0.0], [10.0], [10.0]))
-    state = first(algorithm, fed, models=bank(1, 8))
-    one, two, three = play(algorithm, fed, state, 3)
-    assert torch.bincount(one.state.assignment).tolist() == [2, 2]
-    assert torch.equal(one.state.assignment, two.state.assignment)
-    model = two.state.models["weight"].flatten()
-    expected = [int((model - y).abs().argmin()) for y in (0, 0, 10, 10)]
-    assert three.state.assignment.tolist() == expected
-
-
-def test_rounds_of_warm_up_do_not_count_as_choices(
-    federate, points, scalar, half, bank, first, play
-):
-    # Dealt the same group three times, nobody has chosen anything yet.
-    algorithm = IFCA(scalar, half, n_groups=2, warm_up=3, stable_after=3)
-    fed = federate(points([0.0], [0.0], [10.0], [10.0]))
-    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 4)
-    assert not rounds[-1].info["stable"]
-
-
-@pytest.mark.parametrize("share", [0.35, 0.5])
-def test_first_models_are_drawn_again_until_each_is_preferred_by_enough(federate, first, share):
-    data = blobs(n_groups=2, clients_per_group=5, n=30)
-    model = Model(models.make("linear", data))
-    for seed in range(3):
-        algorithm, fed = (
-            IFCA(model, LocalSGD(), n_groups=2, redraw=share),
-            federate(data, seed=seed),
-        )
-        state = first(algorithm, fed)
-        fed.begin(0)
-        _, reply = fed.map(algorithm.losses, state.shared, state.models, to=fed.everyone())
-        assert torch.bincount(reply["losses"].argmin(1), minlength=2).min() >= 10 * share
-
-
-def test_drawing_again_ends_after_a_hundred_times(points, scalar, half, first, down_up):
-    # Two clients at one place always prefer the same model.
-    algorithm, fed = IFCA(scalar, half, n_groups=2, redraw=0.5), Simulation(points([0.3], [0.3]))
-    first(algorithm, fed)
-    assert down_up(fed, 0) == (100 * 8, 100 * (2 * 4 + 8))
-    assert fed.traffic.total("setup") == fed.traffic.total()
-
-
-def test_fresh_samples_choose_and_others_train(federate, points, scalar, half, bank, first, play):
-    # Two rounds, four parts of two samples: [0 0] chooses model 0, [8 8] trains it to 4; then
-    # [9 9] chooses model 1 at 10, and [20 20] trains it to 15.
-    algorithm = IFCA(scalar, half, n_groups=2, resample=2)
-    data = points([0.0, 0, 8, 8, 9, 9, 20, 20], [0.0] * 4)
-    fed = federate(data)
-    one, two = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 2)
-    assert one.state.assignment.tolist() == [0, 0]
-    assert weights(one.state) == [(4 + 0) / 2, 10.0]
-    assert two.state.assignment.tolist() == [1, 0]
-    assert weights(two.state) == [1.0, 15.0]
-
-
 # placing
 
 
@@ -381,48 +282,17 @@ def settled_four(points, scalar, bank, federate, first, play):
     return algorithm, fed, grow(state, 8)
 
 
-def test_placing_judges_newcomers_by_the_members(federate, points, scalar, bank, first, play):
+def test_newcomers_get_the_model_of_smallest_loss(federate, points, scalar, bank, first, play):
     algorithm, fed, start = settled_four(points, scalar, bank, federate, first, play)
-    ids = torch.tensor([7, 3, 6, 0, 1, 2, 4, 5])
+    ids = torch.tensor([7, 3, 6, 0])
     state, evidence = algorithm.place(fed, start, ids)
-    assert evidence.group.tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert evidence.group.tolist() == [1, 1, 0, 0]
     assert state.assignment.tolist() == [0, 0, 0, 1, 1, 1, 0, 1]
-    assert evidence.fits.tolist() == [False] + [True] * 7  # 40 is unlike anybody
-    assert evidence.margin[2] > 0.9
-    assert ((evidence.margin >= 0) & (evidence.margin <= 1)).all()
-
-
-def test_later_newcomers_are_judged_by_members_who_answered_before(
-    federate, points, scalar, bank, first, play
-):
-    algorithm, fed, state = settled_four(points, scalar, bank, federate, first, play)
-    state, _ = algorithm.place(fed, state, torch.arange(6))
-    _, evidence = algorithm.place(fed, state, torch.tensor([7, 6]))
-    assert evidence.fits.tolist() == [False, True]
-
-
-def test_a_client_that_was_placed_is_still_judged_by_the_others(
-    federate, points, scalar, bank, first, play
-):
-    algorithm, fed, state = settled_four(points, scalar, bank, federate, first, play)
-    state, _ = algorithm.place(fed, state, torch.arange(6))
-    state, once = algorithm.place(fed, state, torch.tensor([7]))
-    state, again = algorithm.place(fed, state, torch.tensor([7]))
-    torch.testing.assert_close(again.score, once.score)
-
-
-def test_without_members_newcomers_are_placed_but_not_judged(
-    federate, points, scalar, bank, first, play
-):
-    algorithm, fed, state = settled_four(points, scalar, bank, federate, first, play)
-    state, evidence = algorithm.place(fed, state, torch.tensor([7, 6]))
-    assert evidence.group.tolist() == [1, 0]
+    # Losses of 40: 1600 and 900; of 9: 81 and 1; of 0.5: 0.25 and 90.25; of -1: 1 and 121.
+    margin = torch.tensor([700 / 2500, 80 / 82, 90 / 90.5, 120 / 122], dtype=torch.float64)
+    torch.testing.assert_close(evidence.margin, margin)
     assert evidence.score.isnan().all()
     assert evidence.fits.all()
-    # Losses of 40: 1600 and 900; of 0.5: 0.25 and 90.25.
-    torch.testing.assert_close(
-        evidence.margin, torch.tensor([700 / 2500, 90 / 90.5], dtype=torch.float64)
-    )
 
 
 def test_placing_keeps_the_order_where_some_are_silent(
@@ -435,8 +305,7 @@ def test_placing_keeps_the_order_where_some_are_silent(
     assert evidence.group.tolist() == [-1, 1, 1, 0, 1, 1, 0]
     silent = torch.tensor([True, False, True, False, False, False, False])
     assert torch.equal(evidence.margin.isnan(), silent)
-    assert torch.equal(evidence.score.isnan(), silent)
-    assert evidence.fits[silent].all()
+    assert evidence.fits.all()
     assert state.assignment[6] == -1
 
 
@@ -446,8 +315,34 @@ def test_placing_nobody_who_answers_changes_nothing(
     algorithm, fed, state = settled_four(points, scalar, bank, federate, first, play)
     mute(fed, [6, 7])
     same, evidence = algorithm.place(fed, state, torch.tensor([7, 6]))
-    assert same is state
+    assert torch.equal(same.assignment, state.assignment)
     assert evidence.group.tolist() == [-1, -1]
+
+
+# groups given from outside
+
+
+def test_the_first_round_may_follow_given_groups(
+    federate, points, scalar, half, bank, first, play, down_up
+):
+    # Every client is told the model that fits it less; unlisted clients are assigned at random.
+    algorithm, fed = IFCA(scalar, half, n_groups=2), federate(points(*PLACES, [3.0]))
+    fed.start = torch.tensor([1, 1, 0, -1])
+    told, chosen = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)
+    assert told.state.assignment[:3].tolist() == [1, 1, 0]
+    assert told.state.assignment[3] in (0, 1)
+    assert told.state.repeats.tolist() == [0] * 4  # nobody has chosen yet
+    model = told.state.models["weight"].flatten()
+    expected = [int((model - y).abs().argmin()) for y in (0, 2, 10, 3)]
+    assert chosen.state.assignment.tolist() == expected
+    assert down_up(fed, 0) == (4 + 8, 4 + 12)  # one model in round 1, two and a choice in round 2
+
+
+def test_given_groups_beyond_the_models_are_refused(points, scalar, half, first, play):
+    algorithm, fed = IFCA(scalar, half, n_groups=2), Simulation(points(*PLACES))
+    fed.start = torch.tensor([0, 1, 2])
+    with pytest.raises(ConfigError, match=r"start: groups must be 0 to 1, .* Got group 2"):
+        play(algorithm, fed, first(algorithm, fed), 1)
 
 
 # invariants
@@ -535,10 +430,8 @@ def test_lost_replies_are_absent_from_the_sums(federate, points, scalar, half, b
     "wrong",
     [
         {"n_groups": 0},
-        {"divisor": "some"},
-        {"redraw": 1.5},
-        {"stable_fraction": 0.0},
-        {"resample": 0},
+        {"stable_after": 0},
+        {"first": "survey"},
         {"averaging": "median"},
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from coterie import metrics
-from coterie.algorithms import IFCA, Survey, seeded
+from coterie.algorithms import Survey, seeded
 from coterie.core import LocalSGD, Model
 from coterie.core.client import Batch
 from coterie.core.errors import ConfigError
@@ -93,21 +93,6 @@ def test_a_given_number_is_kept(federate):
     state = surveyed(algorithm, federate(data))
     assert state.assignment.unique().tolist() == [0, 1]
     assert algorithm.curves(state) == []  # nothing was chosen
-
-
-def test_no_networks_deal_at_random(federate):
-    data = blobs(n_groups=2, clients_per_group=6, n=20, d=4, n_classes=4)
-    with pytest.raises(ConfigError, match="needs n_groups"):
-        Survey(net(), LOCAL, networks=0)
-    algorithm = Survey(net(), LOCAL, networks=0, n_groups=3)
-    fed = federate(data)
-    state = surveyed(algorithm, fed)
-    assert state.assignment.unique().tolist() == [0, 1, 2]
-    assert not fed.traffic.totals
-    fed.begin(0)
-    state, _ = algorithm.step(fed, state)
-    _, found = algorithm.place(fed, state, fed.everyone())
-    assert torch.equal(found.group, state.assignment)
 
 
 def test_losses_that_are_no_numbers_wait(federate):
@@ -215,22 +200,15 @@ def test_reconstruction_has_one_lens(federate):
     assert metrics.adjusted_rand(state.assignment, truth) == 1
 
 
-def test_own_loss_with_classes():
-    def brier(output, batch):
-        share = output.softmax(1)
-        return (share - nn.functional.one_hot(batch.y, 4)).square().sum(1)
-
-    data = blobs(n_groups=2, clients_per_group=5, n=80, d=4, n_classes=4)
-    model = Model(lambda: MLP(4, 4, hidden=(16,)), brier)
-    state = surveyed(Survey(model, LOCAL, n_classes=4), Simulation(data))
-    assert metrics.adjusted_rand(state.assignment, data.truth) == 1
-
-
-def test_ifca_may_begin_with_a_survey(federate):
+def test_given_groups_are_those_of_the_first_round(federate):
+    # Groups the survey would not make; the unlisted client joins the nearest of them.
     data = blobs(n_groups=3, clients_per_group=5, n=80, d=4, n_classes=4)
-    algorithm, fed = IFCA(net(), LOCAL, n_groups=3, first="survey"), federate(data)
+    algorithm, fed = Survey(net(), LOCAL, n_groups=2), federate(data)
+    fed.start = (data.truth == 1).long()
+    fed.start[[6, 12]] = -1
     state = surveyed(algorithm, fed)
-    fed.begin(0)
-    state, _ = algorithm.step(fed, state)
-    assert metrics.adjusted_rand(state.assignment, data.truth) == 1
-    assert fed.traffic.totals["cluster", "down"].tolist() == [16] * 15
+    assert torch.equal(state.assignment, (data.truth == 1).long())
+    assert all(len(leaf) == 2 for leaf in state.models.values())
+    fed.start = data.truth
+    with pytest.raises(ConfigError, match="start: groups must be 0 to 1"):
+        surveyed(algorithm, fed)

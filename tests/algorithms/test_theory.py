@@ -12,14 +12,13 @@ from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
 from coterie import metrics, models
-from coterie.algorithms import IFCA, CLoVE, groups
-from coterie.clustering import loss_vectors
+from coterie.algorithms import IFCA, CLoVE, clove, common
 from coterie.clustering.labels import relabel
-from coterie.core import LocalSGD, Model
+from coterie.core import LocalSGD, Model, task
 from coterie.core.random import fold, normal, seed_key
+from coterie.core.tree import take
 from coterie.data import from_arrays, linear_groups
 from coterie.engines import Simulation
-from coterie.models import LinearRegressor
 
 STILL = LocalSGD(learning_rate=0.0)
 
@@ -45,6 +44,18 @@ def targets_apart(key, k, d, separation):
     raise AssertionError("no such targets")
 
 
+def orthonormal(key, d):
+    """As many models as inputs, orthonormal: [d, d]."""
+    return torch.linalg.qr(normal(fold(key, "orthonormal"), (d, d), torch.float64))[0]
+
+
+def with_bank(state, bank):
+    """A state of CLoVE with these models."""
+    k, models = len(bank), {"weight": bank.float()}
+    nothing = torch.full((k, k), torch.nan, dtype=torch.float64)
+    return state._replace(models=models, saved={"shared": {}, "models": models}, centroids=nothing)
+
+
 def exact(targets, clients_per_group, noise=0.0):
     """Clients whose mean losses are exactly |w - target|^2 + noise^2.
 
@@ -66,7 +77,7 @@ def test_one_round_of_clove_recovers_the_groups_from_exact_losses(first, play, s
     for seed in range(seeds):
         targets = targets_apart(seed_key(seed), 4, 6, 0.5)
         data = exact(targets, clients_per_group=3, noise=0.1)
-        algorithm = CLoVE(regressor(data), STILL, n_groups=4, first="evaluation")
+        algorithm = CLoVE(regressor(data), STILL, n_groups=4)
         fed = Simulation(data, seed=seed)
         assert ari(play(algorithm, fed, first(algorithm, fed), 1)[0].state, data) == 1.0
 
@@ -123,12 +134,11 @@ def test_an_orthonormal_bank_keeps_groups_apart(trials):
     d, k, noise = 20, 5, 0.1
     for trial in range(trials):
         key = seed_key(trial)
-        drawn = Model(LinearRegressor(d), "squared_error").init_many(key, 1)
-        bank = groups.orthonormal(drawn, key)["weight"].double()
+        bank = orthonormal(key, d)
         targets = unit(normal(fold(key, "targets"), (k, d), torch.float64))
         separation = torch.pdist(targets).min()
         apart = torch.pdist(root_losses(bank, targets, noise)).min()
-        assert apart >= separation / math.sqrt(4 + noise**2) - 1e-6  # the bank is float32
+        assert apart >= separation / math.sqrt(4 + noise**2) - 1e-12
 
 
 @pytest.mark.parametrize("trials", [100, pytest.param(500, marks=pytest.mark.slow)])
@@ -149,17 +159,10 @@ def test_models_near_their_targets_keep_groups_apart(trials):
 @pytest.mark.parametrize("seed", range(3))
 def test_one_round_recovers_five_groups_from_samples(first, play, seed):
     data = linear_groups(n=1000, test=0, noise=0.01, seed=seed)  # 5 x 5 clients, d = 20
-    algorithm = CLoVE(
-        regressor(data),
-        STILL,
-        n_groups=5,
-        embedding="sqrt",
-        first="evaluation",
-        first_bank="orthonormal",
-        published=True,
-    )
+    algorithm = CLoVE(regressor(data), STILL, n_groups=5, embedding="sqrt")
     fed = Simulation(data, seed=seed)
-    assert ari(play(algorithm, fed, first(algorithm, fed), 1)[0].state, data) == 1.0
+    start = with_bank(first(algorithm, fed), orthonormal(seed_key(seed), 20))
+    assert ari(play(algorithm, fed, start, 1)[0].state, data) == 1.0
 
 
 # 24
@@ -193,11 +196,10 @@ def test_clove_converges_exponentially(play, first, seed):
         n_groups=5,
         averaging="gradient",
         embedding="sqrt",
-        first="evaluation",
-        first_bank="orthonormal",
-        published=True,
+        stable_after=0,
     )
     state, distances = first(algorithm, Simulation(data, seed=seed)), []
+    state = with_bank(state, orthonormal(seed_key(seed), d))
     for number in range(rounds):
         fed = Simulation(part(data, n, number), seed=seed)  # fresh samples
         state = play(algorithm, fed, state, 1, start=number)[0].state
@@ -212,6 +214,30 @@ def test_clove_converges_exponentially(play, first, seed):
 # 25
 
 
+class Resampled(IFCA):
+    """Every round has fresh samples to choose by and fresh samples to train with (section 5)."""
+
+    parts = 12  # two for each of six rounds
+
+    @task
+    def choose(self, client, shared, models):
+        part = torch.arange(len(client.train.mask)) * self.parts // client.train.size
+        now = 2 * client.round
+        chooses, trains = (client.train.where(part == p) for p in (now, now + 1))
+        nearest = self.model.probe(common.whole_models(shared, models), chooses).argmin()
+        own = take(models, nearest)
+        return {**self.train(client._replace(train=trains), shared, own), "group": nearest}
+
+
+def test_fresh_samples_choose_and_others_train(federate, points, scalar, half, bank, first, play):
+    # Six rounds, twelve parts of one sample: 0 chooses model 0 and 8 trains it to 4; then 9
+    # chooses model 1 at 10 and 20 trains it to 15.
+    algorithm, fed = Resampled(scalar, half, n_groups=2), federate(points([0.0, 8, 9, 20] * 3))
+    one, two = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 2)
+    assert one.state.models["weight"].flatten().tolist() == [4.0, 10.0]
+    assert two.state.models["weight"].flatten().tolist() == [4.0, 15.0]
+
+
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4])
 def test_ifca_halves_the_distance_every_round(play, first, alpha):
     m, n, d, noise, rounds = 40, 200, 20, 0.1, 6
@@ -220,14 +246,8 @@ def test_ifca_halves_the_distance_every_round(play, first, alpha):
     )
     targets = data.extra["targets"].double()
     separation = float((targets[0] - targets[1]).norm())
-    algorithm = IFCA(
-        regressor(data),
-        LocalSGD(learning_rate=1 / (4 * 0.5)),  # a group has half of the clients
-        n_groups=2,
-        averaging="gradient",
-        divisor="all",
-        resample=rounds,
-    )
+    local = LocalSGD(learning_rate=1 / (4 * 0.5))  # a group has half of the clients
+    algorithm = Resampled(regressor(data), local, n_groups=2, averaging="gradient")
     away = unit(normal(fold(seed_key(7), "away"), (2, d), torch.float64))
     start = targets + (0.5 - alpha) * separation * away
     fed = Simulation(data)
@@ -307,14 +327,12 @@ def test_matching_keeps_identities_when_half_of_the_clients_are_away(
     order = (torch.arange(20).reshape(2, 10).T.reshape(-1, 4)[:, [0, 1, 3, 2]]).flatten()
     data = mixed_up(data, order)
     local = LocalSGD(learning_rate=0.05, steps=3)
-    algorithm = CLoVE(
-        regressor(data), local, n_groups=2, matching=matching, first="evaluation", published=True
-    )
+    algorithm = CLoVE(regressor(data), local, n_groups=2, matching=matching, stable_after=0)
     changes = seen = 0
     for seed in range(6):
         fed = Simulation(data, seed=seed, participation=0.5)
         monkeypatch.setattr(  # the labels are given; only the matching is at stake
-            loss_vectors, "kmeans", lambda *_, fed=fed: (relabel(data.truth[fed.cohort()]),)
+            clove, "kmeans", lambda *_, fed=fed: (relabel(data.truth[fed.cohort()]), None)
         )
         last = torch.full((20,), -1)
         for number, after in enumerate(play(algorithm, fed, first(algorithm, fed), 23)):

@@ -141,9 +141,9 @@ def test_the_quickstart_in_two_rounds(call, tmp_path):
     small = ["--set", "run.rounds=2", "--set", "data.n_max=400", "--set", "data.n_clients=8"]
     code, out, err = call("run", "quickstart", *small, "--out", tmp_path / "q")
     assert (code, err) == (0, "")
-    for word in ("local_only", "fedavg", "ifca", "clove", "worst tenth", "MB moved", "Use "):
+    for word in ("ifca", "clove", "census", "worst tenth", "MB moved", "Use "):
         assert word in out
-    for method in ("local_only", "fedavg", "ifca", "clove"):
+    for method in ("local_only", "fedavg", "ifca", "clove", "census"):
         assert (tmp_path / "q" / method / "summary.json").exists()
     assert (tmp_path / "q" / "quickstart.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = call("run", "quickstart", *small, "--out", tmp_path / "j", "--json")
@@ -152,6 +152,7 @@ def test_the_quickstart_in_two_rounds(call, tmp_path):
         "fedavg",
         "ifca",
         "clove",
+        "census",
     ]
 
 
@@ -291,7 +292,7 @@ def test_list_has_a_line_each(call):
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("clove", "stable_after = None"),
+        ("clove", "stable_after = 3"),
         ("mlp", "hidden"),
         ("digits", "n_clients"),
         ("quickstart", "coterie run"),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.clustering.matching import clean_losses, merge_small, min_cost_matching
+from coterie.clustering.matching import clean_losses, match_clusters
 
 
 @st.composite
@@ -17,6 +17,11 @@ def costs(draw):
     return torch.tensor(draw(values), dtype=torch.float32).view(rows, columns)
 
 
+def match(cost):
+    """One client in each cluster."""
+    return match_clusters(cost, torch.arange(len(cost)))
+
+
 def total(cost, columns):
     return cost[torch.arange(len(cost)), torch.as_tensor(columns)].sum().item()
 
@@ -24,12 +29,19 @@ def total(cost, columns):
 def test_figure_1_of_the_clove_paper():
     cost = torch.tensor([[1.0, 5.1], [2.1, 3.5]])
     assert cost.argmin(dim=1).tolist() == [0, 0]
-    assert min_cost_matching(cost).tolist() == [0, 1]
+    assert match(cost).tolist() == [0, 1]
+
+
+def test_the_losses_of_a_cluster_are_added_up():
+    # (1 + 2, 3 + 3) = (3, 6) and (2, 4): 3 + 4 > 6 + 2 is false, so 0 -> 0; without client 1 the
+    # costs are (1, 3) and (2, 4), and both ways cost 5.
+    losses = torch.tensor([[1.0, 3.0], [2.0, 3.0], [2.0, 4.0]])
+    assert match_clusters(losses, torch.tensor([0, 0, 1])).tolist() == [0, 1]
 
 
 @given(costs())
 def test_columns_are_distinct_and_no_other_choice_is_cheaper(cost):
-    columns = min_cost_matching(cost)
+    columns = match(cost)
     assert columns.dtype == torch.int64
     assert len(set(columns.tolist())) == len(cost)
     choices = itertools.permutations(range(cost.shape[1]), len(cost))
@@ -40,20 +52,7 @@ def test_columns_are_distinct_and_no_other_choice_is_cheaper(cost):
 def test_permuting_columns_permutes_the_matching(order, seed):
     # Continuous costs: the best matching is unique.
     cost = torch.rand(3, 5, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(
-        torch.tensor(order)[min_cost_matching(cost[:, order])], min_cost_matching(cost)
-    )
-
-
-def test_a_cost_that_is_not_finite_is_avoided():
-    cost = torch.tensor([[math.nan, 4.0], [1.0, 2.0]])
-    with pytest.warns(UserWarning, match="1 of 4"):
-        assert min_cost_matching(cost).tolist() == [1, 0]
-
-
-def test_more_rows_than_columns_is_an_error():
-    with pytest.raises(ValueError, match="3 rows and 2 columns"):
-        min_cost_matching(torch.zeros(3, 2))
+    assert torch.equal(torch.tensor(order)[match(cost[:, order])], match(cost))
 
 
 def test_finite_losses_come_back_unchanged_and_unannounced(recwarn):
@@ -80,30 +79,6 @@ def test_losses_that_are_not_finite_become_the_worst(losses, expected):
 def test_the_replacement_is_finite_in_the_type_of_the_losses():
     with pytest.warns(UserWarning, match="not finite"):
         assert clean_losses(torch.tensor([[3e38, math.nan]])).isfinite().all()
-
-
-def test_small_clusters_join_the_nearest_large_one():
-    # The cluster {4, 5} of two is nearer to the lone 6, but that one is too small as well.
-    points = torch.tensor([[9.0], [9.1], [9.2], [4.0], [5.0], [6.0], [0.0], [0.1], [0.2]])
-    labels = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
-    assert merge_small(points, labels, 3).tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 1]
-
-
-def test_merging_keeps_all_when_none_is_large_enough_or_none_is_small():
-    points = torch.arange(4.0)[:, None]
-    labels = torch.tensor([5, 5, 2, 2])
-    assert merge_small(points, labels, 3) is labels
-    assert merge_small(points, labels, 2).tolist() == [0, 0, 1, 1]
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=15), st.integers(1, 6))
-def test_after_merging_every_cluster_is_large_enough(values, min_size):
-    labels = torch.tensor(values)
-    sizes = torch.unique(labels, return_counts=True)[1]
-    merged = merge_small(torch.arange(len(labels)).float()[:, None], labels, min_size)
-    if sizes.max() >= min_size:
-        assert torch.bincount(merged).min() >= min_size
-        assert int(merged.max()) + 1 == (sizes >= min_size).sum()
 
 
 @given(

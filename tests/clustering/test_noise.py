@@ -6,7 +6,7 @@ import torch
 
 from coterie.clustering import noise
 from coterie.clustering.hierarchical import ward_path
-from coterie.clustering.noise import between, choose_k, distances, pooled, weighted_ward
+from coterie.clustering.noise import between, choose_by_noise, distances, pooled, weighted_ward
 
 
 def drawn(m, d, seed=0):
@@ -137,7 +137,7 @@ def test_renumbering_rows_renumbers_groups():
 
 
 def test_many_rows_are_grouped_by_a_sample(monkeypatch):
-    monkeypatch.setattr(noise, "WARD_ROWS", 20)
+    monkeypatch.setattr(noise, "TREE_ROWS", 20)
     centre = torch.tensor([0.0, 10.0, 20.0]).repeat(20)[:, None]
     x = centre + 0.01 * drawn(60, 1)
     tree = weighted_ward(x, torch.ones(60, 1))
@@ -148,28 +148,30 @@ def test_many_rows_are_grouped_by_a_sample(monkeypatch):
 def test_degenerate_trees():
     one = weighted_ward(torch.zeros(1, 2), torch.ones(1, 2))
     assert one.labels(1).tolist() == [0]
-    assert choose_k(one.ratio, 10, 1.3).k == 1
+    assert choose_by_noise(one.ratio, 10, 1.3).k == 1
     blind = weighted_ward(torch.zeros(3, 2), torch.zeros(3, 2))  # nothing was measured
-    assert choose_k(blind.ratio, 10, 1.3).k == 1
+    assert choose_by_noise(blind.ratio, 10, 1.3).k == 1
     equal = weighted_ward(torch.ones(4, 2), torch.ones(4, 2))
-    assert choose_k(equal.ratio, 10, 1.3).k == 1
+    assert choose_by_noise(equal.ratio, 10, 1.3).k == 1
     assert equal.ratio[0] == 0
 
 
 def test_the_choice_and_its_neighbours():
-    clear = choose_k(torch.tensor([20.0, 8.0, 1.05, 1.0, math.nan]), 10, 1.3)
+    clear = choose_by_noise(torch.tensor([20.0, 8.0, 1.05, 1.0, math.nan]), 10, 1.3)
     assert (clear.k, clear.clear, clear.close) == (3, True, ())
     # 8 is six times the threshold; 1.05 would need it lowered by a fifth.
     assert clear.runner_up == 4
-    faint = choose_k(torch.tensor([3.0, 1.4, 1.2, 1.0, math.nan]), 10, 1.3)
+    faint = choose_by_noise(torch.tensor([3.0, 1.4, 1.2, 1.0, math.nan]), 10, 1.3)
     # 1.4 / 1.2 is no cliff; twice the samples would lift the .2 above 1 to .4.
     assert (faint.k, faint.clear, faint.close, faint.runner_up) == (3, False, (2, 4), 2)
-    one = choose_k(torch.tensor([1.0, 0.9, math.nan]), 10, 1.3)
+    one = choose_by_noise(torch.tensor([1.0, 0.9, math.nan]), 10, 1.3)
     assert (one.k, one.clear, one.close, one.runner_up) == (1, True, (), 2)
-    none = choose_k(torch.tensor([9.0, 8.0, 7.0, 0.5, math.nan]), 3, 1.3)
+    none = choose_by_noise(torch.tensor([9.0, 8.0, 7.0, 0.5, math.nan]), 3, 1.3)
     assert (none.k, none.clear) == (None, False)
     assert len(none.ratio) == 3
-    last = choose_k(torch.tensor([9.0, 8.0, 1.0]), 10, 1.3)  # three groups of three say nothing
+    last = choose_by_noise(
+        torch.tensor([9.0, 8.0, 1.0]), 10, 1.3
+    )  # three groups of three say nothing
     assert last.k is None
 
 
@@ -205,7 +207,7 @@ def test_chance_may_lift_the_threshold():
     tree = weighted_ward(x, torch.ones(10, 1))
     assert float(tree.ratio[0]) == pytest.approx(1.5)
     assert tree.thresholds(1, 1.3)[0] == pytest.approx(1 + 1.64 * math.sqrt(2 / 9))
-    assert choose_k(tree.ratio, 9, tree.thresholds(9, 1.3)).k == 1
+    assert choose_by_noise(tree.ratio, 9, tree.thresholds(9, 1.3)).k == 1
     # Sixteen copies of the same column say no more; 200 of their own do.
     same = weighted_ward(x.expand(10, 16), torch.ones(10, 16))
     assert same.chance(1) == pytest.approx(math.sqrt(2 / 9), rel=0.1)
@@ -222,8 +224,8 @@ def test_homogeneous_clients_are_one_group_in_few_dimensions():
     for _ in range(200):
         x = torch.randn(8, 2, generator=generator, dtype=torch.float64) @ mix
         tree = weighted_ward(x, torch.ones(8, 1))
-        plain += choose_k(tree.ratio, 5, 1.3).k != 1
-        wrong += choose_k(tree.ratio, 5, tree.thresholds(5, 1.3)).k != 1
+        plain += choose_by_noise(tree.ratio, 5, 1.3).k != 1
+        wrong += choose_by_noise(tree.ratio, 5, tree.thresholds(5, 1.3)).k != 1
     assert wrong <= 20
     assert plain > 2 * wrong
 

@@ -20,6 +20,7 @@ METHODS = {
     "fedavg": {},
     "ifca": {},
     "clove": {},
+    "census": {},
     "survey": {},
     "local_only": {},
     "fedsoft": {"algorithm": {"n_groups": 2}},
@@ -74,7 +75,7 @@ def one_thread():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_messages_give_the_bits_of_the_wire_engine(method, tmp_path):
-    tables = plain(method, METHODS[method], 0.5 if method in ("ifca", "clove") else 1.0)
+    tables = plain(method, METHODS[method], 0.5 if method in ("ifca", "clove", "census") else 1.0)
     ready, _, fed = remote(tables, tmp_path)
     simulated = Simulation(
         ready.data, participation=ready.settings.participation, stack=False, wire=True, chunk=64
@@ -84,7 +85,7 @@ def test_messages_give_the_bits_of_the_wire_engine(method, tmp_path):
 
 
 def test_real_clients_answer_a_survey_for_another_method(tmp_path):
-    ready, _, fed = remote(plain("ifca", {"algorithm": {"first": "survey"}}), tmp_path)
+    ready, _, fed = remote(plain("census", {"algorithm": {"first": "survey"}}), tmp_path)
     simulated = Simulation(ready.data, stack=False, wire=True, chunk=64)
     assert same(rounds(ready.algorithm, fed, 1), rounds(ready.algorithm, simulated, 1))
 

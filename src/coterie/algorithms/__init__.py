@@ -1,6 +1,7 @@
 """The methods, one file each; importing this package lists them all."""
 
 from coterie.algorithms.blend import Blend
+from coterie.algorithms.census import Census
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedala import FedALA
@@ -25,6 +26,7 @@ __all__ = [
     "IFCA",
     "Blend",
     "CLoVE",
+    "Census",
     "Ditto",
     "FedALA",
     "FedAvg",

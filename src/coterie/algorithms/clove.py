@@ -1,34 +1,47 @@
 """CLoVE: the server clusters clients by their vectors of losses on all models.
 
-Clients of one group lose alike on every model, even where one model is best for everybody. The
-clusters are matched to different models with the least total loss, so that no model starves.
+Clients of one group have similar losses on every model, even where one model is best for everybody.
+The clusters are matched to different models with the least total loss, so that no model is left
+without training data.
 
-References: Bhatia, Papadis, Kodialam, Lakshman, Chakrabarty: CLoVE: personalized federated learning
-through clustering of loss vector embeddings, 2025, arXiv 2506.22427, Algorithm 1.
-Departures: `published=True` is the method as printed, but for ten starts of k-means. Ours: losses
-in noise units, added up (`clustering/accumulate.py`), K by the noise (`noise.py`), a guard against
-lies (`guard.py`), newcomers by members' scatter, `scale`, `min_group_size` and `elbow`.
-Notes: where K is unknown, unmatched models stay and still give a coordinate. The matching cost is
-the loss, whatever the embedding. Centroids belong to the bank they were measured on: both are kept.
+References
+----------
+Bhatia, Papadis, Kodialam, Lakshman, Chakrabarty: CLoVE: personalized federated learning through
+clustering of loss vector embeddings, 2025, arXiv 2506.22427: Algorithms 1 and 2, the choices of
+section 5.2, the ablations of Table 17. Line numbers in the code are those of Algorithm 1.
+
+Departures
+----------
+- Line 10: Algorithm 2 cannot score as many clusters as participants, since a silhouette needs fewer
+  clusters than points. It also serves if there are fewer participants than K (not in the paper).
+- Line 11: k-means keeps the best of ten starts; the paper does not give a number.
+- Line 12: clusters may be matched to any of the max_groups models. The text names the first K of
+  them, the authors' code all.
+- Lines 13-16: the server counts how often each client got the same model; in the paper clients
+  count and report it. The decision and the messages are the same.
+- Line 15: a newcomer evaluates the models that the centroids were measured on, not the current
+  ones. If nothing has been clustered yet, it gets the model of smallest loss.
+- Losses that are not finite count as ten times the largest (with a warning).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms import groups, loss_groups
-from coterie.algorithms.loss_groups import NOTHING
-from coterie.clustering.evidence import Reference, no_reference, weigh
-from coterie.clustering.loss_vectors import embed
-from coterie.clustering.matching import clean_losses
-from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, grow, register
+from coterie.algorithms import common
+from coterie.clustering.hierarchical import choose_k, ward_path
+from coterie.clustering.kmeans import kmeans
+from coterie.clustering.labels import centroids
+from coterie.clustering.matching import clean_losses, match_clusters
+from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, task
+from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
-from coterie.core.training import LocalSGD
+from coterie.core.training import LocalSGD, descend
 from coterie.core.tree import Ids, Params, Tree
 
 
@@ -36,16 +49,11 @@ class State(NamedTuple):
     shared: Params  # what all groups share; empty without a head
     models: Params  # [k, ...]
     assignment: PerClient  # [clients]  model of each client, -1 until first contact
-    repeats: Annotated[Tensor, Fill(0)]  # [clients]  equal entries in a row
-    stable: Tensor  # latched: once reached, clustering stops for good
-    anchors: dict[str, Params]  # both parts of the bank of the snapshot, for newcomers
-    scale: Tensor  # [k]  of that clustering's embedding
-    reference: Reference  # its members' loss vectors: centroid of each model, scatter
-    units: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  losses in units of noise
-    counts: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  samples behind; 0: none
-    aside: Annotated[Tensor, Fill(0)] = NOTHING.flatten()  # [clients]  1: a loner, not averaged
-    curve: Tensor = NOTHING  # [j, 3]  number of groups, criterion, 1 if chosen: last clustering
-    apart: Tensor = torch.tensor(torch.nan)  # how clear the snapshot's groups were
+    repeats: Annotated[Tensor, Fill(0)]  # [clients]  the same model this many times in a row
+    stable: Tensor  # once true, nothing is clustered any more
+    saved: dict[str, Params]  # both parts of the models of the last clustering
+    centroids: Tensor  # [k, k]  its centroids, by model; nan where there was no cluster
+    scores: Tensor  # [j, 2]  its numbers of clusters and their silhouettes; empty if K was known
 
 
 @register("clove")
@@ -55,106 +63,144 @@ class CLoVE(Algorithm):
 
     Parameters
     ----------
-    n_groups, max_groups
-        The number of groups, K, or an upper bound on it: give one.
-    embedding, accumulate, scale, clustering
-        Losses in units of noise, added up over rounds; losses; or their roots, perhaps in units of
-        each column's deviation. Clustered by Ward, weighted by precision or not, or by k-means.
-    choose, threshold, tolerance, replicate
-        Unknown K: the fewest groups that scatter at most so often the noise; the elbow; or the best
-        silhouette, a larger k only if better by this share, rows repeated if all may stand alone.
-    guard, snapshot
-        Clip losses, set loners aside (`guard.py`). Newcomers meet the best grown bank, or the last.
-    matching, min_group_size, averaging, weights, shared
-        Clusters get models by least total loss, or in order; small ones join the nearest. The rest
-        as in IFCA; gradients are divided by the weight of the group's members.
-    init_models, first, first_bank
-        Independent or identical first models; round 1 is dealt at random, clusters, or takes groups
-        from untrained networks; as many orthonormal models as inputs (linear models, in theory).
-    stable_after, stable_fraction, published
-        Stop clustering once this share of a cohort had the same model so often in a row (R = 3).
-        The method as printed: options left at their default take the paper's values.
+    model
+        The network. If it has a head, the groups share everything else.
+    local
+        Local training: the number of epochs, the optimiser and its step size.
+    n_groups
+        The number of groups, K, if it is known.
+    max_groups
+        An upper bound on K if it is unknown; Algorithm 2 then chooses K in every round.
+    clustering
+        "kmeans", or "agglomerative" with Ward's criterion.
+    embedding
+        A client's vector holds its losses ("loss") or their square roots ("sqrt").
+    matching
+        Clusters get models by the least total loss ("mincost"), or in their order ("none").
+    averaging
+        "model" averages the members' trained models, weighted by samples. "gradient" takes one
+        step along the mean of their gradients.
+    init_models
+        Independent ("different") or identical ("same") initial models.
+    first
+        The first round clusters ("evaluation") or assigns clients at random ("random").
+    stable_after
+        Stop clustering once every participant has had the same model this many times in a row.
+        0: never stop.
     """
 
+    starts: ClassVar[bool] = True
     model: Model
     local: LocalSGD
     n_groups: Annotated[int, Ge(1)] | None = None
     max_groups: Annotated[int, Ge(2)] | None = None
-    embedding: Literal["noise", "loss", "sqrt"] = "noise"
-    accumulate: bool = True
-    scale: Literal["none", "column_std"] = "none"
-    clustering: Literal["weighted", "kmeans", "agglomerative"] = "weighted"
-    choose: Literal["noise", "silhouette", "elbow"] = "noise"
-    threshold: Annotated[float, Gt(0)] = 2.5
-    tolerance: Annotated[float, Ge(0)] = 0.1
-    replicate: Annotated[int, Ge(1)] = 5
-    guard: bool = True
-    snapshot: Literal["best", "last"] = "best"
+    clustering: Literal["kmeans", "agglomerative"] = "kmeans"
+    embedding: Literal["loss", "sqrt"] = "loss"
     matching: Literal["mincost", "none"] = "mincost"
-    min_group_size: Annotated[int, Ge(1)] = 1
     averaging: Literal["model", "gradient"] = "model"
-    weights: Literal["samples", "equal"] = "samples"
-    shared: Literal["train", "frozen"] = "train"
     init_models: Literal["different", "same"] = "different"
-    first: Literal["random", "evaluation", "survey"] = "random"
-    first_bank: Literal["drawn", "orthonormal"] = "drawn"
-    stable_after: Annotated[int, Ge(0)] | None = None  # None: 3, or as published never (0)
-    stable_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
-    published: bool = False
+    first: Literal["evaluation", "random"] = "evaluation"
+    stable_after: Annotated[int, Ge(0)] = 3
 
     def check(self) -> None:
-        loss_groups.check(self)
+        given = self.n_groups, self.max_groups
+        if given.count(None) != 1:
+            raise ConfigError(f"CLoVE: give n_groups, or max_groups if it is unknown. Got {given}.")
 
     def init(self, fed: Federation) -> State:
-        key, k = fed.key("models"), self.n_groups or self.max_groups or 1
-        kind = self.init_models == "same", self.first_bank == "orthonormal"
-        shared, models = groups.first_models(self.model, key, k, *kind)
-        anchors, k = {"shared": shared, "models": models}, len(next(iter(models.values())))
-        start = shared, models, fed.per_client(-1), fed.per_client(0), torch.tensor(False), anchors
-        first = State(*start, torch.ones(k, dtype=torch.float64), no_reference(k, k))
-        return grow(first, fed.n_clients)
+        k, same = self.n_groups or self.max_groups or 1, self.init_models == "same"
+        shared, models = common.draw_models(self.model, fed.key("models"), k, same)  # line 1
+        saved = {"shared": shared, "models": models}
+        empty = torch.full((k, k), torch.nan, dtype=torch.float64), torch.zeros(0, 2).double()
+        counts = fed.per_client(-1), fed.per_client(0), torch.tensor(False)
+        return State(shared, models, *counts, saved, *empty)
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
-        cohort, vectors = fed.cohort(), None  # line 3
-        state = state._replace(stable=groups.settled(self, state, cohort))
-        if state.stable:
-            state, _ = self.place(fed, state, groups.unplaced(state.assignment, cohort))  # line 15
-            cohort = cohort[state.assignment[cohort] >= 0]  # a newcomer that stays silent waits
-        else:
-            cohort, reply = fed.map(self.losses, state.shared, state.models, to=cohort)  # lines 5-8
-            state, vectors = loss_groups.recluster(self, fed, state, cohort, reply)  # lines 9-12
-        cohort = cohort[state.aside[cohort] == 0]
-        group = state.assignment[cohort]
-        means, own = groups.means(self, state, by=group), rows(state.models, group)
-        ids, reply = fed.map(self.update, state.shared, own, to=cohort, reduce=means)  # lines 16-22
+        cohort = fed.cohort()  # line 3: M_t
+        stable = common.is_stable(state.stable, state.repeats, cohort, self.stable_after)
+        state = state._replace(stable=stable)
+        if not stable:  # line 4
+            cohort, reply = fed.map(self.losses, state.shared, state.models, to=cohort)  # 5-8
+            state = self.cluster(fed, state, cohort, clean_losses(reply["losses"]))
+        else:  # lines 13-16
+            state, _ = self.place(fed, state, cohort[state.assignment[cohort] < 0])
+            cohort = cohort[state.assignment[cohort] >= 0]  # a silent newcomer waits
+        group, gradients = state.assignment[cohort], self.averaging == "gradient"
+        means = common.means_of(state.shared, state.models, group, "n", gradients)
+        own = rows(state.models, group)
+        ids, reply = fed.map(self.update, state.shared, own, to=cohort, reduce=means)  # 17-19
+        shared, models = reply["shared"], reply["models"]  # line 22: mean by samples
         group = state.assignment[ids]
-        state = loss_groups.remembered(state, vectors, ids, group, reply["n"])
-        shared, models = groups.moved(self, fed, state, reply, group, "cluster")
-        return state._replace(shared=shared, models=models), groups.info(state, cohort, group)
+        if gradients:  # line 23: a step along the members' mean gradient
+            rate = self.local.rate(torch.tensor(fed.round))
+            trained = torch.bincount(group, minlength=len(state.centroids)).clamp(max=1)
+            shared = descend(state.shared, shared, rate)
+            models = descend(state.models, models, rate * trained)
+        state = state._replace(shared=shared, models=models)
+        return state, common.report_round(state.assignment, cohort, group, stable)
+
+    def cluster(self, fed: Federation, state: State, cohort: Ids, losses: Tensor) -> State:
+        """Lines 9-12: the model of each participant, by its losses [m, k]."""
+        limit = losses.shape[1]
+        if fed.round == 0 and (self.first == "random" or fed.start is not None):
+            group = common.assign_at_random(fed, cohort, limit)
+            group = common.follow_start(fed, cohort, group, limit)
+            places = common.count_repeats(state.assignment, state.repeats, cohort, group, False)
+            return state._replace(assignment=places[0], repeats=places[1])
+        vectors, k, scores = self.embed(losses), self.n_groups, state.scores[:0]
+        if k is None or k > len(vectors):
+            k, found = choose_k(vectors, limit)  # line 10: Algorithm 2
+            scores = torch.tensor(list(found.items())).double().reshape(-1, 2)
+        if self.clustering == "kmeans":  # line 11
+            labels, _ = kmeans(vectors, k, int(fed.key("kmeans")) & 0x7FFFFFFF)
+        else:
+            [labels] = ward_path(vectors, [k])
+        matched = self.matching == "mincost"
+        group = match_clusters(losses, labels)[labels] if matched else labels  # line 12
+        places = common.count_repeats(state.assignment, state.repeats, cohort, group)
+        saved = {"shared": state.shared, "models": state.models}
+        means = centroids(vectors, group, limit)
+        return State(state.shared, state.models, *places, state.stable, saved, means, scores)
+
+    def embed(self, losses: Tensor) -> Tensor:
+        """Vectors [m, k] of clients."""
+        vectors = losses.double()
+        return vectors.clamp(min=0).sqrt() if self.embedding == "sqrt" else vectors
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        bank = state.anchors["shared"], state.anchors["models"]
-        heard, reply = fed.map(self.answer, *bank, to=ids, at_least=0)
-        if not len(heard):
-            return state, groups.no_evidence(ids, state.assignment)
-        vectors = embed(clean_losses(reply["losses"]), self.embedding, state.scale)
-        return groups.judged(state, ids, heard, *weigh(state.reference, vectors, reply["n"]))
+        saved, means = state.saved, state.centroids
+        heard, reply = fed.map(self.losses, saved["shared"], saved["models"], to=ids, at_least=0)
+        vectors = self.embed(clean_losses(reply["losses"]) if len(heard) else means[:0])
+        known = means.isfinite().all(1)
+        cost = vectors
+        if known.any():  # line 15: the nearest centroid
+            cost = torch.cdist(vectors, means.nan_to_num()).masked_fill(~known, torch.inf)
+        nearest = common.choose_nearest(cost)
+        assignment, found = common.place_clients(state.assignment, ids, heard, *nearest)
+        return state._replace(assignment=assignment), found
 
     def curves(self, state: State) -> list[Curve]:
-        return loss_groups.curves(self, state)
+        if self.n_groups is not None or not len(state.scores):
+            return []
+        ks, values = tuple(state.scores[:, 0].long().tolist()), tuple(state.scores[:, 1].tolist())
+        best, *others = sorted(ks, key=lambda k: -values[ks.index(k)])
+        note = "a silhouette cannot say that there is one group"
+        second = others[0] if others else None
+        return [Curve("losses", "silhouette", ks, values, best, second, (), note=note)]
+
+    def profiles(self, state: State) -> Tensor:
+        return state.centroids
 
     @task(phase="cluster")
     def losses(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
-        return loss_groups.measured(self, shared, models, client.train)  # line 7
-
-    @task(phase="cluster")
-    def answer(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
-        losses = groups.bank_losses(self, shared, models, client.train)
-        return {"losses": losses, "n": client.train.size}
+        return {"losses": self.model.probe(common.whole_models(shared, models), client.train)}
 
     @task
     def update(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:
-        return {**groups.work(self, client, shared, own), "n": client.train.size}  # lines 17-18
+        learn = self.local if self.averaging == "model" else self.local.gradient  # lines 18, 19
+        trained = common.train_own(self.model, learn, client, shared, own)
+        return {**trained, "n": client.train.size}
 
     def deploy(self, state: State, ids: Ids) -> Any:
-        return rows(groups.bank(state.shared, state.models), state.assignment[ids].clamp(min=0))
+        bank = common.whole_models(state.shared, state.models)
+        return rows(bank, state.assignment[ids].clamp(min=0))

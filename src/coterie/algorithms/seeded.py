@@ -1,5 +1,4 @@
-"""Groups before any training, from networks that are drawn from a seed: `survey`, and
-`first="survey"` of other methods.
+"""Groups before any training, from networks that are drawn from a seed: for `survey` and `census`.
 
 The server sends a seed and a number; no model travels. Clients build the networks, evaluate them,
 forget them, and send their losses class by class (`clustering/lenses.py`).
@@ -12,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from coterie.algorithms import groups
 from coterie.clustering.lenses import (
     THRESHOLD,
     Block,
@@ -30,7 +28,7 @@ from coterie.clustering.lenses import (
     whole,
     whole_moments,
 )
-from coterie.core.client import Client
+from coterie.core.client import Batch, Client
 from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.question import Question, question
@@ -50,7 +48,6 @@ def probe_seeded(
     networks: Tensor,
     *,
     lens: Lens = "auto",
-    n_classes: int | None = None,
 ) -> dict[str, Tensor]:
     """Losses of networks that are drawn from a seed and not trained, class by class.
 
@@ -60,12 +57,10 @@ def probe_seeded(
         Its `model` is drawn; nothing else of it matters.
     lens
         "joint" keeps the label counts on the client and sends sums.
-    n_classes
-        None: the outputs of a network whose loss is cross-entropy; else one class for all.
     """
     model: Model = method.model
     batch = client.train
-    classes = count_classes(model, batch, n_classes)
+    classes = count_classes(model, batch)
     losses = model.seeded(seed, int(networks), batch)  # [r, n]
     if classes == 1:
         return sent(whole_moments(losses, batch.mask), model)
@@ -88,13 +83,10 @@ def sent(answer: Answers, model: Model) -> dict[str, Tensor]:
     }
 
 
-def count_classes(model: Model, batch: Any, given: int | None) -> int:
-    """Classes the losses are told apart by: one where labels are none, or several per sample."""
-    if batch.y.ndim > 1 or batch.y.is_floating_point():
-        return 1
-    if given is None:
-        return model.n_outputs(batch.x) if model.loss == "cross_entropy" else 1
-    return given
+def count_classes(model: Model, batch: Batch) -> int:
+    """Number of classes that losses are split by: 1 unless a network learns by cross-entropy."""
+    single = batch.y.ndim == 1 and not batch.y.is_floating_point()
+    return model.n_outputs(batch.x) if single and model.loss == "cross_entropy" else 1
 
 
 def undecided(model: Model, classes: int) -> float:
@@ -110,10 +102,9 @@ def ask(
     seed: Tensor,
     networks: int = NETWORKS,
     lens: Lens = "auto",
-    n_classes: int | None = None,
 ) -> tuple[Ids, Answers | None]:
     """Who answered with numbers, and what they said; None if nobody did."""
-    task = Question(probe_seeded, method, {"lens": lens, "n_classes": n_classes})
+    task = Question(probe_seeded, method, {"lens": lens})
     ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
     if not len(ids):
         return ids, None
@@ -142,42 +133,19 @@ def views(
     return out
 
 
-def numbered(fed: Federation, ids: Ids, labels: Tensor) -> Tensor:
+def number_groups(fed: Federation, ids: Ids, labels: Tensor) -> Tensor:
     """Group numbers that do not depend on how clients are numbered."""
     turn = fed.turns(ids, "groups", every_round=True)
     first = torch.full((int(labels.max()) + 1,), len(ids)).scatter_reduce(0, labels, turn, "amin")
     return first.argsort().argsort()[labels]
 
 
-def surveyed(
-    method: Any,
-    fed: Federation,
-    ids: Ids,
-    n_groups: int | None = None,
-    max_groups: int = 10,
-    threshold: float = THRESHOLD,
+def survey(
+    method: Any, fed: Federation, ids: Ids, n_groups: int | None, max_groups: int
 ) -> tuple[Ids, Look | None]:
-    """Who answered a survey, and what it shows of them; None if nobody did."""
+    """The clients that answered a survey, and what it shows of them; None if nobody answered."""
     heard, block = ask(method, fed, ids, fed.key("survey"))
     if block is None:
         return heard, None
-    seen = look(views(block, method.model), n_groups or max_groups, threshold, n_groups)
-    return heard, seen._replace(labels=numbered(fed, heard, seen.labels))
-
-
-def first_groups(
-    method: Any, fed: Federation, ids: Ids, n_groups: int, known: bool = True
-) -> Tensor:
-    """Groups of the first round: by a survey if `method.first` says so, else at random.
-
-    `known`: the number is n_groups; else that is the most there may be. The silent are dealt.
-    """
-    dealt = groups.random_groups(fed, ids, n_groups)
-    if method.first != "survey":
-        return dealt
-    heard, seen = surveyed(method, fed, ids, n_groups if known else None, n_groups)
-    if seen is None:
-        return dealt
-    dealt = dealt % seen.k
-    dealt[torch.isin(ids, heard)] = seen.labels
-    return dealt
+    seen = look(views(block, method.model), n_groups or max_groups, THRESHOLD, n_groups)
+    return heard, seen._replace(labels=number_groups(fed, heard, seen.labels))

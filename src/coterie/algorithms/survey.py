@@ -7,23 +7,22 @@ groups, of what kind, and how many, one included; then each group trains a model
 References: a method of this package. It averages as FedAvg does: McMahan et al., AISTATS 2017.
 Departures: none. Formulas: `clustering/lenses.py` and `clustering/noise.py`.
 Notes: random networks see coarse differences; groups that differ in a subtle function of the inputs
-may need trained ones (CLoVE). Counts and losses per class tell the server each client's label
+may need trained ones (Census). Counts and losses per class tell the server each client's label
 shares; `lens="joint"` hides the counts, in part.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.algorithms import groups, seeded
+from coterie.algorithms import common, seeded
 from coterie.clustering import lenses
-from coterie.clustering.lenses import KINDS, LENSES, Scale, Yardstick
+from coterie.clustering.lenses import KINDS, LENSES, Scale, View, Yardstick
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Info, PerClient, register
 from coterie.core.client import Client, task
-from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
@@ -48,46 +47,37 @@ class Survey(Algorithm):
 
     Parameters
     ----------
-    n_groups, max_groups
-        The number of groups, or a bound on it: then one group is as good an answer as any.
+    model
+        The network. If it has a head, the groups share everything else.
+    local
+        Local training: the number of epochs, the optimiser and its step size.
+    n_groups
+        The number of groups, if it is known.
+    max_groups
+        An upper bound on the number of groups if it is unknown; one group is a possible answer.
     networks
-        Seeded networks, R: 2 are enough on MNIST, 16 leave room for other data. 0: groups are dealt
-        at random.
+        Number of seeded networks, R: 2 are enough on MNIST, 16 leave room for other data.
     threshold
-        Noise ratio up to which a group counts as one; more does where chance reaches it. On MNIST:
-        true groups at .87-1.32, one too few at 1.6 (n = 100) to 220. Raise it where clients differ
-        a little one by one, as cameras do.
+        Noise ratio up to which clients count as one group; larger where chance alone exceeds it.
+        On MNIST true groups were at .87-1.32, one group too few at 1.6 (n = 100) to 220. Raise it
+        where clients differ a little one by one, as cameras do.
     lens
-        Through which differences count: "auto" takes the conditional lens if it shows groups, else
-        the joint one; "conditional" never groups by label shares; "joint" does not send counts.
-    n_classes
-        Classes of a loss of your own; a network with cross-entropy says itself.
-    averaging, weights, shared
-        As in IFCA; gradients are divided by the weight of the group's members.
-    init_models
-        Independent or identical first models.
+        Which differences count. "auto" takes the conditional lens if it shows groups, else the
+        joint one; "conditional" never groups by label shares; "joint" does not send counts.
     """
 
+    starts: ClassVar[bool] = True
     model: Model
     local: LocalSGD
     n_groups: Annotated[int, Ge(1)] | None = None
     max_groups: Annotated[int, Ge(1)] = 10
-    networks: Annotated[int, Ge(0)] = seeded.NETWORKS
+    networks: Annotated[int, Ge(1)] = seeded.NETWORKS
     threshold: Annotated[float, Gt(0)] = lenses.THRESHOLD
     lens: seeded.Lens = "auto"
-    n_classes: Annotated[int, Ge(2)] | None = None
-    averaging: Literal["model", "gradient"] = "model"
-    weights: Literal["samples", "equal"] = "samples"
-    shared: Literal["train", "frozen"] = "train"
-    init_models: Literal["different", "same"] = "different"
-
-    def check(self) -> None:
-        if self.networks == 0 and self.n_groups is None:
-            raise ConfigError("Survey: networks=0 deals groups at random and needs n_groups.")
 
     def init(self, fed: Federation) -> State:
         start = State(
-            *groups.first_models(self.model, fed.key("models"), 1),
+            *common.draw_models(self.model, fed.key("models"), 1),
             assignment=fed.per_client(-1),
             seed=fed.key("survey"),
             kind=torch.tensor(-1),
@@ -102,60 +92,69 @@ class Survey(Algorithm):
         return max(self.max_groups, self.n_groups or 1)
 
     def divide(self, fed: Federation, state: State) -> State:
-        """Ask everybody, and group those who answer; unchanged if nobody does."""
-        ids = fed.everyone()
-        if self.networks == 0:
-            group = groups.random_groups(fed, ids, self.n_groups or 1)
-        else:
-            ids, block = seeded.ask(
-                self, fed, ids, state.seed, self.networks, self.lens, self.n_classes
-            )
-            if block is None:
-                return state
-            views = seeded.views(block, self.model, self.lens)
-            seen = lenses.look(views, self.most, self.threshold, self.n_groups)
-            group = seeded.numbered(fed, ids, seen.labels)
-            state = state._replace(
-                kind=torch.tensor(KINDS.index(seen.kind)),
-                lens=torch.tensor(LENSES.index(seen.lens)),
-                curves=lenses.curves(seen, self.most),
-                known=lenses.yardstick(seen.view, group),
-            )
-        k, same = int(group.max()) + 1, self.init_models == "same"
-        shared, models = groups.first_models(self.model, fed.key("models"), k, same)
-        assignment = put(state.assignment, ids, group)
-        return state._replace(shared=shared, models=models, assignment=assignment)
+        """Ask all clients, and group those that answer; unchanged if nobody does."""
+        ids, block = self.ask(fed, state, fed.everyone())
+        if block is None:
+            return state
+        views = seeded.views(block, self.model, self.lens)
+        seen = lenses.look(views, self.most, self.threshold, self.n_groups)
+        group = seeded.number_groups(fed, ids, seen.labels)
+        if fed.start is not None:
+            group = self.follow_start(fed, ids, seen.view, group)
+        shared, models = common.draw_models(self.model, fed.key("models"), int(group.max()) + 1)
+        return state._replace(
+            shared=shared,
+            models=models,
+            assignment=put(state.assignment, ids, group),
+            kind=torch.tensor(KINDS.index(seen.kind)),
+            lens=torch.tensor(LENSES.index(seen.lens)),
+            curves=lenses.curves(seen, self.most),
+            known=lenses.yardstick(seen.view, group),
+        )
+
+    def follow_start(self, fed: Federation, ids: Ids, view: View, group: Tensor) -> Tensor:
+        """The groups given to the run; unlisted clients join the nearest of them."""
+        most = self.n_groups or self.max_groups
+        given = common.follow_start(fed, ids, torch.full_like(ids, -1), most)
+        listed = given >= 0
+        if not bool(listed.any()):
+            return group
+        known = lenses.yardstick(
+            view._replace(x=view.x[listed], weight=view.weight[listed]), given[listed]
+        )
+        return torch.where(listed, given, lenses.weigh(known, view)[0])
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         if not bool((state.assignment >= 0).any()):
             state = self.divide(fed, state)
         cohort = fed.cohort()
-        state, _ = self.place(fed, state, groups.unplaced(state.assignment, cohort))
-        cohort = cohort[state.assignment[cohort] >= 0]  # who has not answered yet waits
+        state, _ = self.place(fed, state, cohort[state.assignment[cohort] < 0])
+        cohort = cohort[state.assignment[cohort] >= 0]  # clients that have not answered yet wait
         group = state.assignment[cohort]
-        means, own = groups.means(self, state, by=group), rows(state.models, group)
+        means = common.means_of(state.shared, state.models, group, "n")
+        own = rows(state.models, group)
         ids, reply = fed.map(self.update, state.shared, own, to=cohort, reduce=means)
-        group = group[torch.isin(cohort, ids)]
-        shared, models = groups.moved(self, fed, state, reply, group, "cluster")
-        state = state._replace(shared=shared, models=models)
+        state = state._replace(shared=reply["shared"], models=reply["models"])
         info = {"assignment": state.assignment, "participants": ids}
-        return state, info | {"groups_used": len(group.unique())}
+        return state, info | {"groups_used": len(state.assignment[ids].unique())}
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        if self.networks == 0:
-            new = groups.unplaced(state.assignment, ids)
-            dealt = groups.random_groups(fed, new, self.n_groups or 1)
-            state = state._replace(assignment=put(state.assignment, new, dealt))
-            return state, groups.no_evidence(ids, state.assignment)
-        heard, block = seeded.ask(
-            self, fed, ids, state.seed, self.networks, self.lens, self.n_classes
-        )
+        heard, block = self.ask(fed, state, ids)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        found = heard[:0], nothing, nothing
         if block is None or not len(state.known.mean):
-            return state, groups.no_evidence(ids, state.assignment)
-        lens = LENSES[int(state.lens)]
-        scales: dict[str, Scale] = {lens: state.known.scale}
-        view = seeded.views(block, self.model, self.lens, scales)[lens]
-        return groups.judged(state, ids, heard, *lenses.weigh(state.known, view))
+            heard = heard[:0]
+        else:
+            lens = LENSES[int(state.lens)]
+            scales: dict[str, Scale] = {lens: state.known.scale}
+            view = seeded.views(block, self.model, self.lens, scales)[lens]
+            found = lenses.weigh(state.known, view)
+        placed = common.place_clients(state.assignment, ids, heard, *found, lenses.REFUSAL)
+        return state._replace(assignment=placed[0]), placed[1]
+
+    def ask(self, fed: Federation, state: State, ids: Ids) -> tuple[Ids, seeded.Answers | None]:
+        """Which clients answered the survey, and their answers."""
+        return seeded.ask(self, fed, ids, state.seed, self.networks, self.lens)
 
     def curves(self, state: State) -> list[Curve]:
         if self.n_groups is not None or int(state.kind) < 0:
@@ -165,7 +164,9 @@ class Survey(Algorithm):
 
     @task
     def update(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:
-        return {**groups.work(self, client, shared, own), "n": client.train.size}
+        trained = common.train_own(self.model, self.local, client, shared, own)
+        return {**trained, "n": client.train.size}
 
     def deploy(self, state: State, ids: Ids) -> Any:
-        return rows(groups.bank(state.shared, state.models), state.assignment[ids].clamp(min=0))
+        bank = common.whole_models(state.shared, state.models)
+        return rows(bank, state.assignment[ids].clamp(min=0))

@@ -1,4 +1,4 @@
-"""Agglomerative clustering with Ward's criterion."""
+"""Agglomerative clustering with Ward's criterion, and the number of clusters by silhouettes."""
 
 from collections.abc import Sequence
 
@@ -6,55 +6,17 @@ import torch
 from scipy.cluster.hierarchy import linkage
 from torch import Tensor
 
-from coterie.clustering.labels import centroids, relabel
+from coterie.clustering.labels import relabel
+from coterie.clustering.silhouette import silhouette
 
 WARD_ROWS = 5_000  # 1.25e7 distances, and a second or two
 
 
-def ward(points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Merge the pair that adds least to the within-cluster sum of squares until `k` remain.
-
-    With fewer than `k` distinct rows, every distinct row is a cluster. Time and memory grow
-    with the square of the rows, so above 5,000 rows the tree is built on 5,000 of them, drawn with
-    a fixed seed, and the others join the nearest centroid.
-
-    Parameters
-    ----------
-    points : shape [m, d], finite.
-    k : clusters wanted.
-
-    Returns
-    -------
-    Labels [m], numbered by smallest member index, and centroids [k', d] in float64.
-
-    Examples
-    --------
-    >>> labels, means = ward(torch.tensor([[5.0], [0.0], [1.0], [5.5]]), k=2)
-    >>> labels
-    tensor([0, 1, 1, 0])
-    >>> means.flatten()
-    tensor([5.2500, 0.5000], dtype=torch.float64)
-    """
-    few = sample(points)
-    labels = ward_path(few, [k])[0]
-    if len(few) < len(points):
-        labels = relabel(torch.cdist(points.double(), centroids(few, labels)).argmin(1))
-    return labels, centroids(points, labels)
-
-
-def sample(points: Tensor, size: int = WARD_ROWS) -> Tensor:
-    """The points, or so many of them where there are more, drawn with a fixed seed.
-
-    >>> len(sample(torch.zeros(9, 1), 4)), len(sample(torch.zeros(3, 1), 4))
-    (4, 3)
-    """
-    if len(points) <= size:
-        return points
-    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:size]]
-
-
 def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
-    """Labels of the Ward tree cut at each of `ks`, the tree being built once.
+    """Labels [m] of Ward's tree cut at each of `ks`; the tree is built once.
+
+    The pair that adds least to the within-cluster sum of squares is merged first. With fewer than k
+    distinct rows, every distinct row is a cluster. Time and memory grow with the square of m.
 
     Examples
     --------
@@ -66,7 +28,7 @@ def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
     n_distinct = len(torch.unique(points, dim=0))
     cuts = {k: min(k, n_distinct) for k in ks}  # k -> clusters that remain
     merges = linkage(points.numpy(), method="ward")[:, :2].astype(int) if m > 1 else []
-    node = torch.arange(m)  # the tree node each row hangs from
+    node = torch.arange(m)  # the tree node of each row
     labels = {m: relabel(node)}
     wanted = set(cuts.values())
     for step, (left, right) in enumerate(merges):
@@ -76,3 +38,27 @@ def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
         if remaining in wanted:
             labels[remaining] = relabel(node)
     return [labels[cuts[k]] for k in ks]
+
+
+def choose_k(points: Tensor, max_k: int) -> tuple[int, dict[int, float]]:
+    """The number of Ward clusters of largest silhouette, 2 to `max_k`, and all silhouettes.
+
+    Ties go to the smaller number.
+    A silhouette needs two clusters and fewer clusters than points. The answer is 1 if nothing can
+    be scored: fewer than three points, or all equal. Above 5,000 points, 5,000 are drawn with a
+    fixed seed.
+
+    Examples
+    --------
+    >>> corners = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> k, scores = choose_k(torch.cat([corners, corners + 0.1]), max_k=4)
+    >>> k, list(scores)
+    (3, [2, 3, 4])
+    """
+    if len(points) > WARD_ROWS:
+        draw = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))
+        points = points[draw[:WARD_ROWS]]
+    candidates = range(2, min(max_k, len(points) - 1) + 1)
+    cuts = zip(candidates, ward_path(points, candidates), strict=True)
+    scores = {k: silhouette(points, labels) for k, labels in cuts if labels.max() > 0}
+    return max(scores, key=lambda k: scores[k], default=1), scores

@@ -25,7 +25,7 @@ from coterie.clustering.noise import (
     Choice,
     Ward,
     between,
-    choose_k,
+    choose_by_noise,
     curve,
     distances,
     pooled,
@@ -36,6 +36,9 @@ from coterie.core.algorithm import Curve
 THRESHOLD = 1.3
 """Noise ratio of seeded networks that counts as noise. True groups lay at .87 to 1.32, one group
 too few at 1.6 and more (MNIST partitions, 50 to 500 samples a client)."""
+
+REFUSAL = 1.5
+"""A client at more than this times the distance of the worst member fits no group."""
 
 RIDGE = 1e-6  # of the mean variance
 ROUNDING = 1e-12  # of the mean square; a network that says the same to all has no other scatter
@@ -243,7 +246,7 @@ def look(
     """
     trees = {lens: weighted_ward(view.x, view.weight) for lens, view in views.items()}
     choices = {
-        lens: choose_k(tree.ratio, limit, tree.thresholds(limit, threshold))
+        lens: choose_by_noise(tree.ratio, limit, tree.thresholds(limit, threshold))
         for lens, tree in trees.items()
     }
     shares = "joint" in views and choices.get("conditional", _ONE).k == 1
@@ -288,7 +291,7 @@ def evidence(curves: Tensor, kind: Kind, decides: Lens) -> list[Curve]:
         width = int((~most.isnan()).sum())
         if width:
             more = ratio.new_full((1,), torch.nan)  # the curve stops short of the number of clients
-            choice = choose_k(torch.cat([ratio[:width], more]), width, most[:width].tolist())
+            choice = choose_by_noise(torch.cat([ratio[:width], more]), width, most[:width].tolist())
             note = MEANING[kind] if lens == decides else ""
             found.append(curve(choice, lens, lens == decides, note))
     return found

@@ -1,12 +1,10 @@
-"""Which cluster goes with which model, and what to do with clusters too small to keep."""
+"""Which cluster goes with which model."""
 
 import warnings
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-
-from coterie.clustering.labels import centroids, relabel
 
 
 def clean_losses(losses: Tensor) -> Tensor:
@@ -37,53 +35,25 @@ def clean_losses(losses: Tensor) -> Tensor:
     return torch.where(finite, losses, min(10 * largest, torch.finfo(losses.dtype).max))
 
 
-def min_cost_matching(cost: Tensor) -> Tensor:
-    """Give each row a column of its own so that the total cost is smallest.
+def match_clusters(losses: Tensor, labels: Tensor) -> Tensor:
+    """Give each cluster a model of its own so that the total loss is smallest.
 
     Parameters
     ----------
-    cost : shape [k', k] with k' <= k; k - k' columns stay free. Entries that are not finite
-        are replaced as in `clean_losses`.
+    losses : shape [m, k], finite.
+    labels : shape [m], clusters 0 to k' - 1 with k' <= k; k - k' models stay free.
 
     Returns
     -------
-    The column of each row, [k'].
+    The model of each cluster, [k'].
 
     Examples
     --------
-    Both rows prefer column 0; 1.0 + 3.5 is less than 5.1 + 2.1 (figure 1 of the CLoVE paper).
+    Both clusters prefer model 0; 1.0 + 3.5 is less than 5.1 + 2.1 (figure 1 of the CLoVE paper).
 
-    >>> min_cost_matching(torch.tensor([[1.0, 5.1], [2.1, 3.5]]))
+    >>> match_clusters(torch.tensor([[1.0, 5.1], [2.1, 3.5]]), torch.tensor([0, 1]))
     tensor([0, 1])
     """
-    rows, columns = cost.shape
-    if rows > columns:
-        raise ValueError(
-            "min_cost_matching: cost must have no more rows than columns, "
-            f"got {rows} rows and {columns} columns."
-        )
-    _, column = linear_sum_assignment(clean_losses(cost.double()).numpy())
-    return torch.from_numpy(column).long()
-
-
-def merge_small(points: Tensor, labels: Tensor, min_size: int) -> Tensor:
-    """Join every cluster of fewer than `min_size` points to the nearest large enough one.
-
-    Nearest is by Euclidean distance between centroids as they were before any merge. Labels
-    come back as they are when no cluster is large enough, else numbered by smallest member.
-
-    Examples
-    --------
-    >>> points = torch.tensor([[0.0], [0.1], [1.0], [5.0], [5.1]])
-    >>> merge_small(points, torch.tensor([0, 0, 1, 2, 2]), min_size=2)
-    tensor([0, 0, 0, 1, 1])
-    """
-    numbered = relabel(labels)
-    large = torch.bincount(numbered) >= min_size  # [k]
-    if not large.any():
-        return labels
-    means = centroids(points, numbered)  # [k, d]
-    distance = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distance.masked_fill(~large, torch.inf).argmin(dim=1)
-    target = torch.where(large, torch.arange(len(large)), nearest)
-    return relabel(target[numbered])
+    cost = torch.zeros(int(labels.max()) + 1, losses.shape[1], dtype=torch.float64)  # [k', k]
+    cost.index_add_(0, labels, losses.double())
+    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).long()

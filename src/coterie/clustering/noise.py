@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from coterie.clustering.hierarchical import WARD_ROWS
 from coterie.clustering.labels import relabel
 from coterie.core.algorithm import Curve
 
@@ -32,6 +31,8 @@ fell by 1.6 and more in 27 of 28 measured runs."""
 
 SURE = 1.64
 """Deviations of chance that the ratio may lie above 1: of homogeneous sets one in twenty does."""
+
+TREE_ROWS = 5_000  # 1.25e7 pairs, and a few seconds
 
 MANY = 500  # rows from which on chance is too small to matter
 
@@ -133,9 +134,9 @@ def weighted_ward(x: Tensor, weight: Tensor) -> Ward:
     weight = weight.double().expand(x.shape)
     x = torch.where(weight > 0, x.double(), 0.0)
     m, rows = len(x), torch.arange(len(x))
-    if m > WARD_ROWS:
+    if m > TREE_ROWS:
         draw = torch.randperm(m, generator=torch.Generator().manual_seed(0))
-        rows = draw[:WARD_ROWS].sort().values
+        rows = draw[:TREE_ROWS].sort().values
     used = weight.any(0)
     pairs, cost, common = _merge(x[rows][:, used].numpy(), weight[rows][:, used].numpy())
     chi, free = cost.cumsum(0).flip(0), common.cumsum(0).flip(0)  # of 1, 2, ..., s - 1 groups
@@ -275,7 +276,7 @@ class Choice(NamedTuple):
     close: tuple[int, ...]  # numbers not distinguishable from k at this number of samples
 
 
-def choose_k(ratio: Tensor, limit: int, threshold: float | Sequence[float]) -> Choice:
+def choose_by_noise(ratio: Tensor, limit: int, threshold: float | Sequence[float]) -> Choice:
     """The smallest number of groups whose noise ratio is at most a threshold.
 
     What lies above 1 grows in proportion to the number of samples. So k + 1 is not distinguishable
@@ -291,9 +292,9 @@ def choose_k(ratio: Tensor, limit: int, threshold: float | Sequence[float]) -> C
 
     Examples
     --------
-    >>> choose_k(torch.tensor([20.0, 8.0, 1.05, 1.0]), limit=10, threshold=1.3)[:1]
+    >>> choose_by_noise(torch.tensor([20.0, 8.0, 1.05, 1.0]), limit=10, threshold=1.3)[:1]
     (3,)
-    >>> choose_k(torch.tensor([20.0, 8.0, 5.0, torch.nan]), limit=10, threshold=1.3).k is None
+    >>> choose_by_noise(torch.tensor([20.0, 8.0, 5.0, torch.nan]), 10, threshold=1.3).k is None
     True
     """
     limit = max(1, min(limit, len(ratio) - 1))
@@ -318,7 +319,7 @@ def choose_k(ratio: Tensor, limit: int, threshold: float | Sequence[float]) -> C
 def curve(choice: Choice, name: str, decides: bool = True, note: str = "") -> Curve:
     """A choice as evidence for reports.
 
-    >>> curve(choose_k(torch.tensor([9.0, 1.0, 0.9]), 10, 1.3), "losses").chosen
+    >>> curve(choose_by_noise(torch.tensor([9.0, 1.0, 0.9]), 10, 1.3), "losses").chosen
     2
     """
     ks = tuple(range(1, len(choice.ratio) + 1))

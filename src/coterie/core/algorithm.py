@@ -114,6 +114,10 @@ class Algorithm(ABC):
         """Evidence for the number of groups; empty where the method did not choose it."""
         return []
 
+    def profiles(self, state: Any) -> Tensor | None:
+        """Mean losses of each group's members on each group's model, [k, k], nan where unknown."""
+        return None
+
     # client: sees one `client`
 
     def client_init(self, client: Client) -> Tree:

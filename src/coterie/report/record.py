@@ -10,7 +10,13 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.running.folder import RunFolder, read_json
 
 # Names as the papers spell them, where capitals alone do not give them.
-SPELLED = {"local_only": "Local only", "fedavg": "FedAvg", "ifca": "IFCA", "clove": "CLoVE"}
+SPELLED = {
+    "local_only": "Local only",
+    "fedavg": "FedAvg",
+    "ifca": "IFCA",
+    "clove": "CLoVE",
+    "census": "Census",
+}
 LABEL = 28  # letters of a label before it is cut
 
 

@@ -209,7 +209,7 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             _, reply = fed.map(ask, to=scores.ids)
         counts = reply["counts"].double()
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
-    reference = getattr(result.state, "reference", None)
+    profiles = algorithm.profiles(result.state)
     cards = []
     used = used_groups(result.evidence)
     for number, group in enumerate(used.tolist()):
@@ -227,10 +227,10 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
         if counts is not None:
             shares = counts[member].sum(0) / counts[member].sum()
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
-        if reference is not None and not bool(reference.centroids[group].isnan().any()):
-            apart = (reference.centroids[used] - reference.centroids[group]).norm(dim=1)
+        if profiles is not None and not bool(profiles[group].isnan().any()):
+            apart = (profiles[used] - profiles[group]).norm(dim=1)
             apart[number] = torch.nan
-            one["loss_profile"] = reference.centroids[group][used].tolist()
+            one["loss_profile"] = profiles[group][used].tolist()
             if not bool(apart.isnan().all()):
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
         cards.append(one)

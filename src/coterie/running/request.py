@@ -32,7 +32,7 @@ from coterie.running.build import (
 from coterie.running.start import read_start
 from coterie.running.survey import survey_clients
 
-DEFAULT_METHOD = "clove"
+DEFAULT_METHOD = "census"
 ROUNDS = 30
 LOCAL = {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32}
 """Local training that suits small tables and images alike."""
@@ -218,7 +218,7 @@ def _groups(
         return {**groups, **options}, None, []
     if "max_groups" in known:  # the method finds the number
         found: dict[str, Any] = {"max_groups": max(2, min(MOST_GROUPS, len(data) - 1))}
-        if "first" in known:
+        if request.algorithm == "census" and "start" not in settings:
             found["first"] = "survey"
         return {**found, **options}, None, []
     if "start" in settings:
@@ -228,6 +228,4 @@ def _groups(
     findings = survey_clients(data, model, seed=int(settings.get("seed", 0)))
     k, assignment = findings.proposal
     note = f"n_groups={k}, found by a survey before training ({findings.kind})."
-    if not cls.starts and "first" in known:
-        return {"n_groups": k, "first": "survey", **options}, None, [note]
     return {"n_groups": k, **options}, assignment if cls.starts else None, [note]

@@ -37,7 +37,7 @@ def scale100k(job: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     data = many(m)
     made = measure.memory_now()
-    method = CLoVE(Model(tiny_mlp), NAMES["W9"].local, n_groups=10, published=True)
+    method = CLoVE(Model(tiny_mlp), NAMES["W9"].local, n_groups=10, first="random", stable_after=0)
     fed = simulate(data, participation=0.01)
     fed.begin(-1)
     state = method.init(fed)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.clustering.choose_k import choose_k
+from coterie.clustering.hierarchical import WARD_ROWS, choose_k
 from coterie.clustering.kmeans import kmeans
-from coterie.clustering.loss_vectors import match_models
+from coterie.clustering.matching import match_clusters
 from coterie.core.aggregate import Mean, RunningMean
 from coterie_lab.bench import measure
 
@@ -103,15 +103,15 @@ def choice(job: dict[str, Any]) -> dict[str, Any]:
     """Time the choice of the number of groups for 100,000 loss vectors, by silhouettes."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
     found = _time({"repeats": 1}, lambda: choose_k(points, GROUPS + 2))
-    chosen = found.pop("result")
-    return {**found, "clients": len(points), "result": chosen.k, "rows": chosen.rows}
+    rows = min(len(points), WARD_ROWS)
+    return {**found, "clients": len(points), "result": found["result"][0], "rows": rows}
 
 
 def matching(job: dict[str, Any]) -> dict[str, Any]:
     """Time the matching of clusters of 100,000 clients to models."""
     points = _vectors(int(CLIENTS * job.get("scale", 1.0)))
     labels = torch.arange(len(points)) % GROUPS
-    found = _time(job, lambda: int(match_models(points, labels, "mincost").max()) + 1)
+    found = _time(job, lambda: len(match_clusters(points, labels)))
     return {**found, "clients": len(points)}
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms import loss_groups
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.core.model import Model
@@ -184,8 +183,7 @@ def plain_loop(problem: Problem, channels_last: bool) -> Round:
         if work.method is IFCA:
             return table.argmin(1).tolist()
         server.begin(0)
-        everyone, reply = server.everyone(), {"losses": table}
-        state, _ = loss_groups.recluster(problem.method, server, problem.state, everyone, reply)
+        state = problem.method.cluster(server, problem.state, server.everyone(), table)
         return state.assignment.tolist()
 
     server = Simulation(problem.data, seed=0)  # only provides the key for the clustering

@@ -375,7 +375,7 @@ def method_of(work: Workload, model: Model) -> Any:
         return FedAvg(model, work.local)
     if work.method is IFCA:
         return IFCA(model, work.local, n_groups=work.groups)
-    return CLoVE(model, work.local, n_groups=work.groups, first="evaluation", published=True)
+    return CLoVE(model, work.local, n_groups=work.groups, stable_after=0)
 
 
 def gflop(work: Workload, model: Model, sample: Tensor, clients: int) -> float:

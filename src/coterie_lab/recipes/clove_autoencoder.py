@@ -47,11 +47,9 @@ def description(
     paper = scale == "paper"
     algorithm: dict[str, Any] = {"name": METHODS[row]}
     if row == "CLoVE":
-        algorithm["published"] = True
-    if row in ("CLoVE", "IFCA"):
-        algorithm["first"] = "evaluation"
-        if "max_groups" not in options:
-            algorithm["n_groups"] = 10
+        algorithm["stable_after"] = 0
+    if row in ("CLoVE", "IFCA") and "max_groups" not in options:
+        algorithm["n_groups"] = 10
     if row == "IFCA":
         algorithm["weights"] = "samples"
     colour = source == "cifar10"

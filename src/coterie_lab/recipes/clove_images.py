@@ -195,9 +195,9 @@ COLOUR = {"name": "cifar_cnn"}, {"optimizer": "adam", "learning_rate": 0.001, "b
 FORWARD = {"grey_cnn": 0.6e6, "cifar_cnn": 4.0e7}  # flops, as fast as SPEED says
 OPTIONS: dict[str, dict[str, Any]] = {
     "ifca": {"first": "random", "weights": "samples"},
-    "clove": {"published": True},
+    "clove": {"first": "random", "stable_after": 0},
 }
-OURS = "CLoVE (ours)"
+OURS = "census"
 
 TRAINING = (
     "The published FedAvg figures are accuracies on training data, measured before averaging; ours "

@@ -192,7 +192,7 @@ SEPARATIONS = (1.0, 0.1, 0.01, 0.001, 0.0003)
 def linear(separation: float, seed: int, scale: str) -> Description:
     """Five groups of five clients, with unit vectors at a given distance; 25 epochs per round."""
     return {
-        "algorithm": {"name": "clove", "n_groups": 5, "first": "evaluation", "published": True},
+        "algorithm": {"name": "clove", "n_groups": 5, "stable_after": 0},
         "model": {"name": "linear_regressor"},
         "local": {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 100, "epochs": 25},
         "data": {

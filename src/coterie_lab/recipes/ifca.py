@@ -41,7 +41,7 @@ def rotated_cifar(row: str, seed: int, scale: str) -> Description:
     """Rotated CIFAR: five epochs in batches of 50, a tenth of the clients, steps decay by 1 %."""
     algorithm: dict[str, Any] = {"name": ROWS[row]}
     if row == "IFCA":
-        algorithm |= {"n_groups": 2, "redraw": 0.35}
+        algorithm["n_groups"] = 2
     if row == "global model":
         algorithm["weights"] = "equal"
     return {
@@ -107,9 +107,9 @@ LOCAL = (
 )
 ROUNDS = "Rounds: the paper does not print the number of rounds for MNIST. The recipe uses 300."
 CIFAR = (
-    "CIFAR: the network has three linear layers, as in the released code; the paper says two. IFCA "
-    "draws the initial models again until each is preferred by 35 % of the participants "
-    "(`redraw`), as in the released code; the paper does not print this."
+    "CIFAR: the network has three linear layers, as in the released code; the paper says two. The "
+    "initial models are drawn once, as in the paper; the released code draws them again until each "
+    "is preferred by 35 % of the participants."
 )
 STARTS = (
     "The result depends on the initial models. With 1,200 clients of rotated MNIST, seeds 0 and 1 "
@@ -175,7 +175,7 @@ def writers(algorithm: dict[str, Any], seed: int, scale: str) -> Description:
     paper = scale == "paper"
     own = dict(algorithm)
     if own["name"] == "ifca":
-        own |= {"weights": "samples", "warm_up": 20 if paper else 0}
+        own["weights"] = "samples"
     head = {"head": "output"} if own["name"] == "ifca" else {}
     clients: dict[str, Any] = {"n_clients": None, "share": 0.25, "least": 100}
     return {
@@ -235,8 +235,8 @@ add(
             "evaluation of a run counts; there is one every 100 rounds.",
             "Data: the data folder holds 720 of the 3,597 writers of FEMNIST. The recipe uses a "
             "quarter of them instead of 5 % of all.",
-            "First rounds: for 20 rounds, the clients are assigned to the models at random "
-            "(`warm_up`), as in the released code; the paper does not print this.",
+            "First rounds: the clients choose a model from the first round on, as in the paper. In "
+            "the released code, they are assigned to the models at random for 20 rounds.",
         ),
     )
 )
@@ -272,7 +272,6 @@ def linear(
             "name": "ifca",
             "n_groups": k,
             "averaging": "gradient",
-            "divisor": "all",
         },
         "model": {"name": "coin_flip_regressor"},
         "local": {"learning_rate": step},

@@ -1,4 +1,4 @@
-"""CLoVE's defaults, one by one, on partitions of MNIST.
+"""Census and CLoVE on partitions of MNIST.
 
     python -m coterie_lab.studies.clove_study liars --json clove.json
     python -m coterie_lab.studies.clove_study erosion --json clove.json --picture erosion.png
@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from coterie import metrics
-from coterie.algorithms import CLoVE
+from coterie.algorithms import Census
+from coterie.algorithms.census.accumulate import noise_units
+from coterie.algorithms.census.guard import clip, flat, loners
 from coterie.clustering import noise
-from coterie.clustering.accumulate import noise_units
-from coterie.clustering.choose_k import choose_k
-from coterie.clustering.guard import clip, flat, loners
+from coterie.clustering.hierarchical import choose_k
 from coterie.clustering.kmeans import kmeans
 from coterie.core.algorithm import find
 from coterie.core.client import Batch
@@ -112,7 +112,7 @@ def liars(seeds: range, store: Store) -> None:
             truth, k = data.truth, PARTITIONS[part][3]
             assert truth is not None
             fed = Recorder(data, seed=seed)
-            for _ in run(CLoVE(small_net(data), LOCAL, n_groups=k), fed, 3):
+            for _ in run(Census(small_net(data), LOCAL, n_groups=k), fed, 3):
                 pass
             said, sizes = fed.said[2], fed.said[2]["n"]
             found: dict[str, dict[str, list[float]]] = {}
@@ -175,11 +175,11 @@ def _mean(store: Store, start: str, path: tuple[str, ...]) -> float | None:
 # erosion
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "our defaults": ("clove", {"n_groups": 10}),
-    "published": ("clove", {"n_groups": 10, "published": True}),
-    "added up, no stop": ("clove", {"n_groups": 10, "stable_after": 0}),
-    "published, early stop": ("clove", {"n_groups": 10, "published": True, "stable_after": 3}),
-    "our defaults, K unknown": ("clove", {"max_groups": 15}),
+    "census": ("census", {"n_groups": 10}),
+    "clove": ("clove", {"n_groups": 10, "first": "random", "stable_after": 0}),
+    "census, no stop": ("census", {"n_groups": 10, "stable_after": 0}),
+    "clove, early stop": ("clove", {"n_groups": 10, "first": "random"}),
+    "census, K unknown": ("census", {"max_groups": 15}),
     "survey": ("survey", {"max_groups": 15}),
 }
 
@@ -296,7 +296,7 @@ def accuracy(seeds: range, store: Store) -> None:
                 continue
             data = partition(part, seed, n=400)
             fed = Simulation(data, seed=seed)
-            algorithm = CLoVE(small_net(data), LOCAL, n_groups=PARTITIONS[part][3])
+            algorithm = Census(small_net(data), LOCAL, n_groups=PARTITIONS[part][3])
             *_, (state, _) = run(algorithm, fed, 20)
             right = 100 * float(evaluate(algorithm, fed, state, data.task).accuracy.mean())
             agreement = ari(state.assignment, data.truth)
@@ -315,6 +315,15 @@ def accuracy(seeds: range, store: Store) -> None:
 # number of groups
 
 
+def with_margin(scores: dict[int, float], margin: float) -> int:
+    """The number of clusters by silhouettes; a larger one must be better by this share."""
+    chosen = min(scores, default=1)
+    for k, score in scores.items():
+        if score > scores[chosen] + margin * abs(scores[chosen]):
+            chosen = k
+    return chosen
+
+
 def count(seeds: range, store: Store, only: str | None) -> None:
     most, rounds = 12, 6
     for seed in seeds:
@@ -325,7 +334,7 @@ def count(seeds: range, store: Store, only: str | None) -> None:
             data = partition(part, seed, n=400, per_group=few)
             assert data.truth is not None
             fed = Recorder(data, seed=seed)
-            algorithm = CLoVE(small_net(data), LOCAL, max_groups=most, stable_after=0)
+            algorithm = Census(small_net(data), LOCAL, max_groups=most, stable_after=0)
             lines = []
             for number, (state, _) in enumerate(run(algorithm, fed, rounds)):
                 said = fed.said[number]
@@ -333,7 +342,7 @@ def count(seeds: range, store: Store, only: str | None) -> None:
                 now = noise_units(clip(said["losses"]), said["errors"], said["n"])
                 ratio = noise.weighted_ward(now, weight).ratio[:most]
                 silhouettes = {
-                    f"{margin}": choose_k(said["losses"].double(), most, tolerance=margin).k
+                    f"{margin}": with_margin(choose_k(said["losses"], most)[1], margin)
                     for margin in (0.0, 0.1)
                 }
                 line = {
@@ -438,7 +447,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
     guests = (place >= clients).nonzero().flatten()
     known = _rows(data, inside, 400)
     model, k = small_net(known), PARTITIONS[part][3]
-    algorithm = CLoVE(model, LOCAL, n_groups=k)
+    algorithm = Census(model, LOCAL, n_groups=k)
     fed = Simulation(known, seed=seed)
     best, apart = 0, float("nan")
     for number, (state, _) in enumerate(run(algorithm, fed, 5), start=1):

@@ -74,17 +74,14 @@ def unknown(seeds: int) -> list[dict]:
     """K unknown, at most 10 groups: rules for K, with and without a stop for stable groups."""
     figures, lines = [], []
     rules: dict[str, dict[str, Any]] = {
-        "silhouette, margin 0.1": {},
-        "silhouette, margin 0": {"tolerance": 0.0},
-        "elbow": {"choose": "elbow"},
-        "silhouette, margin 0.1, stop when stable": {"stable_after": 3},
-        "silhouette, margin 0, stop when stable": {"stable_after": 3, "tolerance": 0.0},
+        "silhouette": {"stable_after": 0},
+        "silhouette, stop when stable": {"stable_after": 3},
     }
     for name, rule in rules.items():
         runs = []
         for seed in range(seeds):
             data = digits(seed=seed)
-            algorithm = CLoVE(net(data), LOCAL, max_groups=10, published=True, **rule)
+            algorithm = CLoVE(net(data), LOCAL, max_groups=10, first="random", **rule)
             runs.append({"rule": name, **follow(algorithm, data, seed, 15)})
         figures += runs
         used = [[r["groups"][t] for r in runs] for t in (1, 4, 9, 14)]
@@ -112,7 +109,12 @@ def few(seeds: int) -> list[dict]:
         for seed in range(seeds):
             data = digits(n_clients=200, seed=seed)
             algorithm = CLoVE(
-                net(data), replace(LOCAL, epochs=epochs), n_groups=4, published=True, **known
+                net(data),
+                replace(LOCAL, epochs=epochs),
+                n_groups=4,
+                first="random",
+                stable_after=0,
+                **known,
             )
             runs.append({"work": name, **follow(algorithm, data, seed, 20, 0.1)})
         figures += runs
@@ -133,16 +135,16 @@ def fewer(seeds: int) -> list[dict]:
     figures, lines = [], []
     at = (1, 2, 5, 10, 20, 40, 60)
     settings: dict[str, dict[str, Any]] = {
-        "K = 10": {"n_groups": 10},
+        "K = 10": {"n_groups": 10, "stable_after": 0},
         "K = 10, stop": {"n_groups": 10, "stable_after": 3},
-        "K <= 20": {"max_groups": 20},
+        "K <= 20": {"max_groups": 20, "stable_after": 0},
         "K <= 20, stop": {"max_groups": 20, "stable_after": 3},
     }
     for name, known in settings.items():
         runs = []
         for seed in range(seeds):
             data = digits(n_clients=20, n_groups=10, seed=seed)
-            algorithm = CLoVE(net(data), LOCAL, first="evaluation", published=True, **known)
+            algorithm = CLoVE(net(data), LOCAL, **known)
             runs.append({"known": name, **follow(algorithm, data, seed, 60, 0.4)})
         figures += runs
         lines.append([name, "seen", *[average([r["ari"][t - 1] for r in runs]) for t in at]])

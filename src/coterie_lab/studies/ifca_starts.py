@@ -7,28 +7,56 @@ are drawn independently.
 """
 
 import numpy as np
+import torch
 
+from coterie import metrics
+from coterie.algorithms import Survey, common, seeded
+from coterie.core.federation import Federation
+from coterie.engines import Simulation
 from coterie.running.build import build
-from coterie.running.loop import run
 from coterie_lab.recipes.ifca import rotated_mnist
-from coterie_lab.studies.common import options, table, write
+from coterie_lab.studies.common import options, run, table, write
 
-STARTS = {
-    "independent draws": {},
-    "drawn again until each is preferred by 10 %": {"redraw": 0.1},
-    "groups of the survey": {"first": "survey"},
-}
+DRAWS = 100
+STARTS = (
+    "independent draws",
+    "drawn again until each is preferred by 10 %",
+    "groups of the survey",
+)
 
 
-def identities(seed: int, clients: int, rounds: int, **options: object) -> list[float]:
+def draw_again(algorithm, fed: Federation, share: float):
+    """The first of up to 100 draws in which each model is best for this share of the clients."""
+    for attempt in range(DRAWS):
+        key = fed.key("models", attempt)
+        shared, models = common.draw_models(algorithm.model, key, algorithm.n_groups)
+        _, reply = fed.map(algorithm.losses, shared, models, to=fed.cohort())
+        best = torch.bincount(reply["losses"].argmin(1), minlength=algorithm.n_groups)
+        if int(best.min()) >= share * len(reply["losses"]):
+            break
+    return shared, models
+
+
+def identities(seed: int, clients: int, rounds: int, start: str) -> list[float]:
     """The share of clients in the right group after each round."""
     tables = rotated_mnist("IFCA", 1200, seed, "paper")
-    tables["algorithm"] |= options
     tables["data"]["keep"] = clients // 4
-    tables["run"] |= {"rounds": rounds, "evaluate_every": rounds}
     ready = build(tables)
-    result = run(ready.algorithm, ready.data, ready.settings)
-    return [line["identity"] for line in result.rounds]
+    algorithm, fed = ready.algorithm, Simulation(ready.data, seed)
+    fed.begin(-1)
+    state = algorithm.init(fed)
+    if start == STARTS[1]:
+        shared, models = draw_again(algorithm, fed, 0.1)
+        state = state._replace(shared=shared, models=models)
+    if start == STARTS[2]:
+        method = Survey(algorithm.model, algorithm.local)
+        ids, seen = seeded.survey(method, fed, fed.everyone(), algorithm.n_groups, 4)
+        fed.start = fed.per_client(-1).index_copy(0, ids, seen.labels)
+    fed.commit()
+    return [
+        metrics.identity_accuracy(after.assignment, ready.data.truth)
+        for after, _ in run(algorithm, fed, rounds, state)
+    ]
 
 
 def main() -> None:
@@ -37,10 +65,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     args = parser.parse_args()
     figures, lines = {}, []
-    for name, chosen in STARTS.items():
-        found = [
-            identities(seed, args.clients, args.rounds, **chosen) for seed in range(args.seeds)
-        ]
+    for name in STARTS:
+        found = [identities(seed, args.clients, args.rounds, name) for seed in range(args.seeds)]
         last = [by_round[-1] for by_round in found]
         right = [seed for seed, value in enumerate(last) if value == 1]
         first = [found[seed].index(1) + 1 for seed in right]

@@ -84,9 +84,7 @@ def trial(seed: int, scale: float, noise: float, draws: int, rounds: int, bar: f
     out |= {"diverged": 0, "converged": 0, "runs": 0}
     started = time.perf_counter()
     for step in STEPS:  # the most likely step first: the order only changes the time
-        method = IFCA(
-            model, LocalSGD(learning_rate=step), n_groups=2, averaging="gradient", divisor="all"
-        )
+        method = IFCA(model, LocalSGD(learning_rate=step), n_groups=2, averaging="gradient")
         for draw in range(draws):
             flips = uniform(fold(seed_key(draw), "first models"), (2, 200)) < 0.5
             fed = Simulation(data, seed=seed)

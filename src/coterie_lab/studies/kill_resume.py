@@ -62,7 +62,12 @@ def main() -> None:
     options = parser.parse_args()
     draw = random.Random(options.seed)
     folder = Path(tempfile.mkdtemp())
-    methods = {"clove": "n_groups = 4", "ifca": "n_groups = 4", "local_only": ""}
+    methods = {
+        "clove": "n_groups = 4",
+        "census": "n_groups = 4",
+        "ifca": "n_groups = 4",
+        "local_only": "",
+    }
     whole: dict[str, tuple[dict[str, bytes], float]] = {}
     rows = []
     for trial in range(options.kills):

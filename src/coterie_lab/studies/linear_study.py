@@ -6,7 +6,7 @@ with the same kind of initial models.
 """
 
 from coterie import metrics, models
-from coterie.algorithms import IFCA, CLoVE
+from coterie.algorithms import IFCA, Census, CLoVE
 from coterie.core import LocalSGD, Model
 from coterie.data import linear_groups
 from coterie.engines import Simulation
@@ -27,16 +27,9 @@ def main() -> None:
             data = linear_groups(separation=separation, seed=seed)
             model = Model(models.make("linear_regressor", data), "squared_error")
             methods = {
-                "clove": CLoVE(model, LOCAL, n_groups=5, first="evaluation"),
-                "clove sqrt": CLoVE(model, LOCAL, n_groups=5, first="evaluation", embedding="sqrt"),
-                "clove sqrt, orthonormal": CLoVE(
-                    model,
-                    LOCAL,
-                    n_groups=5,
-                    first="evaluation",
-                    embedding="sqrt",
-                    first_bank="orthonormal",
-                ),
+                "clove": CLoVE(model, LOCAL, n_groups=5),
+                "clove sqrt": CLoVE(model, LOCAL, n_groups=5, embedding="sqrt"),
+                "census": Census(model, LOCAL, n_groups=5, first="evaluation"),
                 "ifca": IFCA(model, LOCAL, n_groups=5),
             }
             for name, method in methods.items():

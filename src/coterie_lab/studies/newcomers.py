@@ -87,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     names = ["method", "seed", "ARI", "right", *(f"refused {kind}" for kind in KINDS)]
     lines = []
-    for method in ("clove", "ifca"):
+    for method in ("census", "survey"):
         for seed in range(given.seeds):
             fit, truth = members(method, seed)
             counts = count_placed(fit, truth, newcomers(given.newcomers, seed))

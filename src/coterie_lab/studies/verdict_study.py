@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from coterie import metrics
-from coterie.algorithms import CLoVE, FedAvg, LocalOnly
+from coterie.algorithms import Census, FedAvg, LocalOnly
 from coterie.core.algorithm import Algorithm
 from coterie.data import FederatedData
 from coterie.engines import Simulation
@@ -73,7 +73,7 @@ def figures(part: str, seed: int, rounds: int, store: Store) -> None:
     k = FORCED.get(part) or PARTITIONS[part][3]
     arms: dict[str, Algorithm] = {
         "one": FedAvg(model, LOCAL),
-        "groups": CLoVE(model, LOCAL, n_groups=k),
+        "groups": Census(model, LOCAL, n_groups=k),
         "local": LocalOnly(model, LOCAL),
     }
     for name, algorithm in arms.items():

@@ -1,4 +1,4 @@
-"""CLoVE's own defaults: noise units, evidence added up, K by the noise, guard, snapshot."""
+"""Census: noise units, evidence added up, K by the noise, guard, saved models."""
 
 import math
 
@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from coterie import metrics
-from coterie.algorithms import CLoVE, FedAvg, loss_groups
-from coterie.core import LocalSGD, Model, wire
-from coterie.core.algorithm import grow, state_type
+from coterie.algorithms import Census, FedAvg
+from coterie.core import LocalSGD, Model
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Traffic
-from coterie.core.tree import leaves
 from coterie.data import blobs, from_arrays
 from coterie.engines import Simulation
 from coterie.models import make
@@ -20,8 +18,8 @@ STILL = LocalSGD(learning_rate=0.0)
 
 
 def evaluating(*args, **options):
-    """Without the dealt first round, so that round 1 can be worked out."""
-    return CLoVE(*args, **{"first": "evaluation", **options})
+    """Round 1 clusters, so that it can be worked out."""
+    return Census(*args, **{"first": "evaluation", **options})
 
 
 def around(centre, *offsets):
@@ -94,36 +92,23 @@ def test_an_unknown_number_is_read_off_the_noise(
 def test_a_dealt_round_leaves_evidence_but_no_group_of_its_own(
     federate, two_groups, scalar, half, first, play
 ):
-    algorithm, fed = CLoVE(scalar, half, n_groups=2), federate(two_groups)
+    algorithm, fed = Census(scalar, half, n_groups=2), federate(two_groups)
     [after] = play(algorithm, fed, first(algorithm, fed), 1)
     assert after.state.units.shape == (10, 2)
     assert after.state.repeats.tolist() == [0] * 10
     assert after.state.reference.centroids.isnan().all()
 
 
-def test_without_accumulation_only_this_round_counts(
-    federate, two_groups, scalar, half, bank, first, play
-):
-    algorithm = evaluating(scalar, half, n_groups=2, accumulate=False, stable_after=0)
-    fed = federate(two_groups)
-    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 4)
-    assert [after.state.units.shape for after in rounds] == [(10, 2)] * 4
-    assert not rounds[-1].info["stable"]
-
-
 def test_evidence_outlives_models_that_treat_everybody_alike(
     federate, two_groups, scalar, bank, first, play
 ):
-    # After one round all models are one: raw losses no longer tell the groups apart by model.
-    found = {}
-    for added in (True, False):
-        algorithm = evaluating(scalar, STILL, n_groups=2, accumulate=added, stable_after=0)
-        fed = federate(two_groups)
-        state = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)[-1].state
-        state = state._replace(models=bank(5, 5.0001))
-        after = play(algorithm, fed, state, 3, start=1)[-1]
-        found[added] = metrics.adjusted_rand(after.state.assignment, two_groups.truth)
-    assert found[True] == 1.0
+    # After one round all models are one: losses no longer tell the groups apart by model.
+    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=0)
+    fed = federate(two_groups)
+    state = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 1)[-1].state
+    state = state._replace(models=bank(5, 5.0001))
+    after = play(algorithm, fed, state, 3, start=1)[-1]
+    assert metrics.adjusted_rand(after.state.assignment, two_groups.truth) == 1.0
 
 
 def test_absent_clients_weigh_nothing(federate, two_groups, scalar, half, bank, first, play, mute):
@@ -193,27 +178,26 @@ def test_losses_ten_times_too_large_change_nobodys_group(
     fed.begin(0)
     cohort, reply = fed.map(algorithm.losses, {}, state.models, to=fed.everyone())
     reply["losses"][2] *= 10
-    state, _ = loss_groups.recluster(algorithm, fed, state, cohort, reply)
+    state, _ = algorithm.cluster(fed, state, cohort, reply)
     honest = torch.arange(10) != 2
     assert state.assignment[honest].tolist() == [0] * 4 + [1] * 5
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "before", "repeats", "taken"),
+    ("before", "repeats", "taken"),
     [
-        ("best", 0.5, 3, True),  # clearer than ever
-        ("best", 2.0, 3, False),  # half as clear as before, and the models have had their time
-        ("best", 2.0, 2, True),  # the same, but the models before were younger and knew less
-        ("best", 5.0, 1, False),  # a fifth: groups have come too near each other
-        ("last", 5.0, 3, True),
+        (0.5, 3, True),  # clearer than ever
+        (2.0, 3, False),  # half as clear as before, and the models have had their time
+        (2.0, 2, True),  # the same, but the models before were younger and knew less
+        (5.0, 1, False),  # a fifth: groups have come too near each other
     ],
 )
 def test_newcomers_meet_the_best_separated_of_grown_banks(
-    federate, two_groups, scalar, bank, first, play, snapshot, before, repeats, taken
+    federate, two_groups, scalar, bank, first, play, before, repeats, taken
 ):
     # `before`: how clear the groups were on the bank that was kept, over how clear they are now;
     # `repeats`: how often the groups have been the same by then; the round adds one.
-    algorithm = evaluating(scalar, STILL, n_groups=2, snapshot=snapshot, stable_after=0)
+    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=0)
     fed = federate(two_groups)
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
     now = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state.apart
@@ -221,7 +205,7 @@ def test_newcomers_meet_the_best_separated_of_grown_banks(
     state = state._replace(apart=before * now, repeats=torch.full((10,), repeats))
     state = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state
     assert state.assignment.tolist() == [0] * 5 + [1] * 5
-    anchors = state.anchors["models"]["weight"].flatten().tolist()
+    anchors = state.saved["models"]["weight"].flatten().tolist()
     assert anchors == pytest.approx([1.0, 9.0] if taken else [0.0, 10.0])
 
 
@@ -232,7 +216,7 @@ def test_other_groups_need_another_bank(federate, two_groups, scalar, bank, firs
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
     old = state._replace(assignment=torch.tensor([0, 1] * 5), apart=1e6 * state.apart)
     state = play(algorithm, fed, old._replace(models=bank(1, 9)), 1, start=1)[-1].state
-    assert state.anchors["models"]["weight"].flatten().tolist() == pytest.approx([1.0, 9.0])
+    assert state.saved["models"]["weight"].flatten().tolist() == pytest.approx([1.0, 9.0])
 
 
 def test_the_spread_of_a_newcomers_losses_changes_nothing(
@@ -248,7 +232,7 @@ def test_the_spread_of_a_newcomers_losses_changes_nothing(
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 5)[-1].state
     assert state.stable
     fed.begin(5)
-    _, reply = fed.map(algorithm.answer, {}, state.anchors["models"], to=torch.tensor([10]))
+    _, reply = fed.map(algorithm.answer, {}, state.saved["models"], to=torch.tensor([10]))
     assert set(reply) == {"losses", "n"}  # nothing that tells the spread
     assert state.assignment[10] == 0
 
@@ -272,7 +256,7 @@ def test_one_group_is_fedavg(federate, first, play):
     data = blobs(n_groups=2, clients_per_group=3, n=20)
     model = Model(make("mlp", data, hidden=(4,)))
     local = LocalSGD(learning_rate=0.1, steps=5)
-    clove, fed = CLoVE(model, local, n_groups=1), federate(data)
+    clove, fed = Census(model, local, n_groups=1), federate(data)
     start = first(clove, fed)
     end = play(clove, fed, start, 6)[-1].state.models
     plain, fed = FedAvg(model, local), federate(data)
@@ -289,55 +273,6 @@ def test_permuting_clients_permutes_the_groups(two_groups, scalar, half, bank, f
         found.append(play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 3)[-1].state)
     assert found[0].assignment[order].tolist() == found[1].assignment.tolist()
     torch.testing.assert_close(found[0].units[order], found[1].units)
-
-
-def test_a_state_saved_before_these_fields_is_read(two_groups, scalar, half, first, play):
-    algorithm, fed = CLoVE(scalar, half, n_groups=2, published=True), Simulation(two_groups)
-    state = play(algorithm, fed, first(algorithm, fed), 2)[-1].state
-    new = ("units", "counts", "aside", "curve", "apart")
-    old = {name: value for name, value in state._asdict().items() if name not in new}
-    read = wire.load(wire.dump({"state": old}), like={"state": state_type(algorithm)})["state"]
-    ends = []
-    for start in (state, grow(read, 10)):
-        fed = Simulation(two_groups)
-        ends.append(play(algorithm, fed, start, 2, start=2)[-1].state)
-    for a, b in zip(leaves(ends[0].models), leaves(ends[1].models), strict=True):
-        assert torch.equal(a, b)
-    assert torch.equal(ends[0].assignment, ends[1].assignment)
-
-
-def test_published_sets_what_was_left_at_its_default(scalar, half):
-    plain = CLoVE(scalar, half, n_groups=2, published=True)
-    assert (plain.embedding, plain.clustering, plain.choose) == ("loss", "kmeans", "silhouette")
-    assert (plain.accumulate, plain.guard, plain.snapshot) == (False, False, "last")
-    assert plain.stable_after == 0
-    stop = CLoVE(scalar, half, n_groups=2, published=True, stable_after=3, embedding="sqrt")
-    assert (stop.stable_after, stop.embedding) == (3, "sqrt")
-    assert CLoVE(scalar, half, n_groups=2).stable_after == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"embedding": "sqrt"}, "clustering='weighted' goes with embedding='noise'"),
-        ({"clustering": "kmeans"}, "choose='noise' goes with clustering='weighted'"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(scalar, half, options, said):
-    with pytest.raises(ConfigError, match=said):
-        CLoVE(scalar, half, n_groups=2, **options)
-
-
-@pytest.mark.parametrize("clustering", ["kmeans", "agglomerative"])
-def test_noise_units_may_be_clustered_otherwise(
-    federate, two_groups, scalar, half, bank, first, play, clustering
-):
-    options = {"clustering": clustering, "choose": "silhouette", "max_groups": 4}
-    algorithm, fed = evaluating(scalar, half, **options), federate(two_groups)
-    after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8, -3, 4)), 2)[-1]
-    assert metrics.adjusted_rand(after.state.assignment, two_groups.truth) == 1.0
-    [curve] = algorithm.curves(after.state)
-    assert (curve.criterion, curve.chosen) == ("silhouette", 2)
 
 
 def test_losses_that_are_not_finite_leave_the_state_finite(
@@ -365,7 +300,7 @@ def test_a_survey_may_give_the_first_groups(federate, first, play):
     data = blobs(n_groups=2, clients_per_group=5, n=60, d=4, n_classes=4)
     model = Model(make("mlp", data, hidden=(8,)))
     for known in ({"n_groups": 2}, {"max_groups": 4}):
-        algorithm, fed = CLoVE(model, STILL, first="survey", **known), federate(data)
+        algorithm, fed = Census(model, STILL, first="survey", **known), federate(data)
         [after] = play(algorithm, fed, first(algorithm, fed), 1)
         assert metrics.adjusted_rand(after.state.assignment, data.truth) == 1.0
         bank = len(next(iter(after.state.models.values())))
@@ -380,7 +315,7 @@ def test_losses_do_not_take_back_what_a_survey_showed(points, scalar, half, bank
     clients = [around(0.0, -1.0, 1.0, *(o * (1 + 0.1 * i) for o in (-0.5, 0.5))) for i in range(8)]
     found = {}
     for start in ("survey", "random"):
-        algorithm = CLoVE(scalar, half, max_groups=3, first=start)
+        algorithm = Census(scalar, half, max_groups=3, first=start)
         fed = Simulation(points(*clients))
         state = first(algorithm, fed, models=bank(1, 8, -3))
         state = state._replace(assignment=torch.arange(8) % 2)
@@ -390,3 +325,28 @@ def test_losses_do_not_take_back_what_a_survey_showed(points, scalar, half, bank
     assert found["random"][:2] == (1, 1)
     assert found["survey"][:2] == (2, 2)
     assert "losses alone show 1" in found["survey"][2]
+
+
+@pytest.mark.parametrize("kind", ["random", "evaluation", "survey"])
+def test_the_first_round_may_follow_given_groups(federate, first, play, kind):
+    # Given groups overrule the method's own first groups; the losses of round 1 stay as evidence.
+    data = blobs(n_groups=2, clients_per_group=5, n=60, d=4, n_classes=4)
+    model = Model(make("mlp", data, hidden=(8,)))
+    algorithm, fed = Census(model, STILL, n_groups=2, first=kind), federate(data)
+    fed.start = 1 - data.truth
+    fed.start[7] = -1  # unlisted: assigned at random
+    [after] = play(algorithm, fed, first(algorithm, fed), 1)
+    listed = fed.start >= 0
+    assert torch.equal(after.state.assignment[listed], fed.start[listed])
+    assert after.state.assignment[7] in (0, 1)
+    assert after.state.repeats.tolist() == [0] * 10
+    assert after.state.units.shape == (10, 2)
+    fed.start = fed.start + 1
+    with pytest.raises(ConfigError, match="start: groups must be 0 to 1"):
+        play(algorithm, fed, first(algorithm, fed), 1)
+
+
+@pytest.mark.parametrize("given", [{}, {"n_groups": 2, "max_groups": 3}])
+def test_either_the_number_of_groups_or_a_bound_is_given(scalar, half, given):
+    with pytest.raises(ConfigError, match="Census: give n_groups, or max_groups"):
+        Census(scalar, half, **given)

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from coterie import metrics
-from coterie.clustering import accumulate
-from coterie.clustering.accumulate import append, cliff, noise_units, strength
+from coterie.algorithms.census import accumulate
+from coterie.algorithms.census.accumulate import append, cliff, noise_units, strength
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.noise import weighted_ward
 

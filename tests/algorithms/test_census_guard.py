@@ -1,12 +1,9 @@
 import torch
-from torch import nn
 
 from coterie import metrics
-from coterie.algorithms import CLoVE
-from coterie.clustering.guard import clip, flat, loners, nearest
-from coterie.clustering.loss_vectors import find_groups
+from coterie.algorithms.census.grouping import find_groups
+from coterie.algorithms.census.guard import clip, flat, loners, nearest
 from coterie.clustering.noise import weighted_ward
-from coterie.core import LocalSGD, Model
 
 TRUTH = torch.arange(20) // 5
 
@@ -84,13 +81,12 @@ def test_groups_that_a_small_cohort_shows_once_or_twice_are_kept():
     losses = vectors()[drawn]
     x = losses.double()
     assert loners(x, ones(x)).nonzero().flatten().tolist() == [8, 9]
-    rules = CLoVE(Model(nn.Linear(1, 2)), LocalSGD(0.1), n_groups=4)
-    found = find_groups(rules, losses, x, ones(x), 4, 4)
+    found = find_groups(losses, x, ones(x), 4)
     assert not found.aside.any()
     assert found.group.tolist() == TRUTH[drawn].tolist()
     everyone = vectors()
     everyone[3] = torch.tensor([5.0, -4.0, 5.0, -4.0])  # five clients a group: the guard is on
-    found = find_groups(rules, everyone, everyone.double(), ones(everyone), 4, 4)
+    found = find_groups(everyone, everyone.double(), ones(everyone), 4)
     assert found.aside.nonzero().flatten().tolist() == [3]
 
 
@@ -101,7 +97,7 @@ def test_clients_that_agree_to_the_last_bit_make_nobody_a_loner():
 
 
 def test_many_clients_are_compared_with_some(monkeypatch):
-    from coterie.clustering import guard
+    from coterie.algorithms.census import guard
 
     monkeypatch.setattr(guard, "OTHERS", 40)
     x = torch.cat([vectors(seed) for seed in range(5)]).double()
