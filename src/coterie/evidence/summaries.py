@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.core.random import permutation
 
 FOLDS = 4
-"""Two folds find less, eight no more (measured on the rows of benchmarks/studies)."""
+"""Two folds find fewer groups, eight no more."""
 
 
 class Rows(NamedTuple):
