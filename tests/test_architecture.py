@@ -153,6 +153,8 @@ OPENED = {
     "survey": 1220,
     "census": 1960,
     "fedgmi": 800,
+    "blend": 1500,
+    "fedsoft": 450,
     "fedgem": 900,
     "mosaic": 2000,
     "kfed": 450,
