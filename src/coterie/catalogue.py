@@ -38,6 +38,7 @@ WHEN = {
     "fedala": "if clients share most features and differ in the last layers.",
     "fedpac": "if inputs are alike and clients differ in their labels; costly with many clients.",
     "fedem": "if each client's data mix a few kinds of labelling, in shares of its own.",
+    "fedgmm": "as fedem, if the kinds also differ in their inputs.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "census": "if groups are expected; the number may be unknown (max_groups), even one.",

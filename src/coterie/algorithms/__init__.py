@@ -11,6 +11,7 @@ from coterie.algorithms.federated_cmeans import FederatedCMeans
 from coterie.algorithms.federated_kmeans import FederatedKMeans
 from coterie.algorithms.fedgem import FedGEM
 from coterie.algorithms.fedgmi import FedGMI
+from coterie.algorithms.fedgmm import FedGMM
 from coterie.algorithms.fedpac import FedPAC
 from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedprox import FedProx
@@ -33,6 +34,7 @@ __all__ = [
     "FedEM",
     "FedGEM",
     "FedGMI",
+    "FedGMM",
     "FedPAC",
     "FedProto",
     "FedProx",
