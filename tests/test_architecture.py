@@ -160,6 +160,14 @@ OPENED = {
     "kfed": 450,
     "federated_kmeans": 450,
     "federated_cmeans": 450,
+    "fedprox": 450,
+    "ditto": 450,
+    "per_fedavg": 450,
+    "fedproto": 450,
+    "fedala": 450,
+    "fedpac": 450,
+    "fedem": 450,
+    "fedgmm": 450,
 }
 
 

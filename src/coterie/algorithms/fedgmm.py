@@ -1,9 +1,9 @@
 """FedGMM: components of the inputs and of the labels, in joint shares of each client's own.
 
 The inputs come from a mixture of Gaussians, the labels from a mixture of predictors, and all
-clients share both. A client has a share for each pair of a Gaussian and a predictor. It estimates them by
-expectation-maximisation, sends moments for the Gaussians, and trains the predictors as FedEM does.
-At prediction the inputs tell which predictors to trust.
+clients share both. A client has a share for each pair of a Gaussian and a predictor. It estimates
+them by expectation-maximisation, sends moments for the Gaussians, and trains the predictors as
+FedEM does. At prediction the inputs tell which predictors to trust.
 
 References
 ----------
