@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from coterie.algorithms import LocalOnly
@@ -37,14 +36,13 @@ def test_nothing_is_sent(federate, points, scalar, half, first, play, down_up):
     assert down_up(fed, 0) == down_up(fed, 1) == (0, 0)
 
 
-@pytest.mark.parametrize(("start", "equal"), [("common", True), ("own", False)])
-def test_first_models_are_common_or_own(federate, points, half, first, start, equal):
-    algorithm = LocalOnly(Model(LinearRegressor(1), "squared_error"), half, start=start)
+def test_all_clients_begin_with_the_same_model(federate, points, half, first):
+    algorithm = LocalOnly(Model(LinearRegressor(1), "squared_error"), half)
     names = [f"c{i}" for i in range(12)]  # unit vectors in one dimension: +1 or -1
     fed = federate(points(*[[0.0]] * 12, names=names))
     fed.begin(0)
     weights = own_models(algorithm, fed, first(algorithm, fed))
-    assert (len(weights.unique()) == 1) is equal
+    assert len(weights.unique()) == 1
 
 
 def test_a_round_that_is_rolled_back_leaves_no_trace(points, scalar, half, first, play):

@@ -12,7 +12,7 @@ scores it on all test data of the client's true group (`Oracle.on_own_group`).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, Reply, task
@@ -34,7 +34,6 @@ class LocalOnly(Algorithm):
     bar: ClassVar[float] = 0.8
     model: Model
     local: LocalSGD
-    start: Literal["common", "own"] = "common"
 
     def init(self, fed: Federation) -> State:
         return State()
@@ -44,7 +43,7 @@ class LocalOnly(Algorithm):
         return state, {}
 
     def client_init(self, client: Client) -> Tree:
-        return {"params": self.model.init(client.run_key if self.start == "common" else client.key)}
+        return {"params": self.model.init(client.run_key)}  # all clients begin with the same model
 
     @task
     def update(self, client: Client) -> Reply:
