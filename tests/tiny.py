@@ -9,7 +9,7 @@ from coterie.core.client import Batch, Client
 from coterie.core.model import Model
 from coterie.core.random import fold, normal, seed_key
 from coterie.core.tree import row
-from coterie.data import FederatedData, Rows, from_arrays
+from coterie.data import FederatedData, RowIndex, from_arrays
 from coterie.engines import Simulation
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def ragged(*sizes: int, shape: tuple[int, ...] = (4,), classes: int = 3) -> Fede
     x = normal(seed_key(1), (n, *shape), torch.float64)
     y = torch.arange(n) % classes
     names = tuple(f"client-{i}" for i in range(len(sizes)))
-    return FederatedData(x, y, {"train": Rows.blocks(sizes)}, names, "classification", classes)
+    return FederatedData(x, y, {"train": RowIndex.blocks(sizes)}, names, "classification", classes)
 
 
 def batch(x: Any, y: Any = None, mask: Any = None) -> Batch:

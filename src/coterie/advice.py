@@ -18,7 +18,7 @@ from coterie.core.model import Model
 from coterie.data import FederatedData
 from coterie.report import evidence
 from coterie.report.table import Table
-from coterie.report.words import listed
+from coterie.report.words import join_words
 from coterie.running.build import build_model, check_model
 from coterie.running.folder import no_nan
 from coterie.running.progress import megabytes
@@ -180,7 +180,7 @@ def _verdict(advice: Advice) -> str:
         )
     sizes = list(advice.assignment.values())
     counts = sorted((sizes.count(g) for g in set(sizes)), reverse=True)
-    text = f"{k} groups ({listed(counts)} clients). "
+    text = f"{k} groups ({join_words(counts)} clients). "
     if advice.kind == "meaning":
         return text + (
             "They differ in their inputs, or in what a label means, so one model cannot serve all. "
@@ -206,7 +206,7 @@ def _doubts(advice: Advice) -> list[str]:
     if found["samples"]["median"] < 50:
         doubts.append("With fewer than 50 samples per client, small differences are lost in noise.")
     if found["set_aside"]:
-        names = listed(found["set_aside"][:5])
+        names = join_words(found["set_aside"][:5])
         doubts.append(f"Left out because their losses are not numbers: {names}.")
     if not found["classes"]:
         doubts.append("Without classes this advice has been tested little.")

@@ -20,7 +20,7 @@ from coterie.core.client import Client
 from coterie.core.errors import CoterieError
 from coterie.core.question import Question, question
 from coterie.core.tree import Tree
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.engines.simulation import Simulation
 
 Array = NDArray[Any]
@@ -261,7 +261,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
                 )
             facts = {"n_components": torch.tensor(counts)}
         pool = torch.from_numpy(np.ascontiguousarray(x))
-        rows = {"train": Rows.blocks(sizes.tolist())}
+        rows = {"train": RowIndex.blocks(sizes.tolist())}
         y = torch.zeros(len(x))
         return FederatedData(pool, y, rows, names, "reconstruction", 1, client_facts=facts)
 

@@ -28,7 +28,7 @@ from coterie.data.images import read_client
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
-from coterie.report.words import found
+from coterie.report.words import describe_result
 from coterie.running.build import Run, as_model, build, build_algorithm
 from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
@@ -106,7 +106,7 @@ class Fitted:
     @property
     def sentence(self) -> str:
         """What was found, in plain words."""
-        return found(self.summary, self.cards, self.rows)
+        return describe_result(self.summary, self.cards, self.rows)
 
     @property
     def verdict(self) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 from coterie.catalogue import QUICKSTART
 from coterie.report.compare import comparison
 from coterie.report.verdict import Verdict
-from coterie.report.words import quickstart_words
+from coterie.report.words import describe_quickstart
 from coterie.running.build import build
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import run
@@ -60,7 +60,7 @@ def quickstart(
         found = {"methods": rows, "picture": str(picture) if picture else None}
         print(json.dumps({**found, "verdict": no_nan(verdict.to_json())}))
         return
-    print(f"\n{table}\n\n{quickstart_words(table)}\n\n{verdict.sentence}")
+    print(f"\n{table}\n\n{describe_quickstart(table)}\n\n{verdict.sentence}")
     if picture is not None:
         print(f"\nPicture: {picture}")
     print(f"Runs: {out}. Look closer: coterie show {out / 'census'}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.report.page import COLOURS, DPI, INK, SOFT, styled
+from coterie.report.page import COLOURS, DPI, INK, SOFT, use_style
 from coterie_lab.recipe import Entry, Recipe
 from coterie_lab.reproduce import Plan
 from coterie_lab.tables import figures
@@ -26,7 +26,7 @@ WORDS = {
 
 def picture(recipe: Recipe, plan: Plan, path: Path) -> None:
     """Draw a table or a figure."""
-    with styled():
+    with use_style():
         draw = {None: _table, "matrix": _matrices}.get(recipe.curves, _curves)
         page = draw(recipe, plan)
         page.savefig(path)

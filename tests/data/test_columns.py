@@ -8,7 +8,7 @@ from coterie.core.errors import DataError
 from coterie.data import from_table
 from coterie.data.columns import Statistics, merge, profile, statistics
 from coterie.data.encoder import Encoder, Rule, hash_of
-from coterie.data.tables import Cells, Table, read
+from coterie.data.tables import Cells, RawTable, read
 
 
 def frame(**columns):
@@ -37,7 +37,7 @@ def test_merged_statistics_equal_those_of_the_pool():
 
 def test_a_client_tells_no_text_and_no_more_than_51_hashes():
     words = np.array([f"a remark {i}" for i in range(90)], dtype=object)
-    told = profile(Table("t", {"c": Cells("text", words)}, np.arange(90)), "c")
+    told = profile(RawTable("t", {"c": Cells("text", words)}, np.arange(90)), "c")
     assert len(told.hashes) == 51
     assert told.n_spaced == 90
     assert statistics(Cells("text", words), "category").categories is None

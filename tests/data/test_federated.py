@@ -9,7 +9,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Tree
 from coterie.data.arrays import from_arrays
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 
 NAMES = ("ann", "bob", "cat")
 
@@ -20,8 +20,8 @@ def small(**changes) -> FederatedData:
         "x": torch.arange(16.0).reshape(8, 2),
         "y": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], dtype=torch.uint8),
         "rows": {
-            "train": Rows.of([[4, 1, 0], [3], [2, 5]]),
-            "test": Rows.of([[6], [], [7]]),
+            "train": RowIndex.of([[4, 1, 0], [3], [2, 5]]),
+            "test": RowIndex.of([[6], [], [7]]),
         },
         "names": NAMES,
         "task": "classification",
@@ -220,8 +220,18 @@ def test_the_fingerprint_follows_the_data_alone():
     others = [
         small(x=changed),
         small(names=("ann", "bob", "cas")),
-        small(rows={"train": Rows.of([[4, 1, 0], [3], [5, 2]]), "test": Rows.of([[6], [], [7]])}),
-        small(rows={"train": Rows.of([[4, 1], [0, 3], [2, 5]]), "test": Rows.of([[6], [], [7]])}),
+        small(
+            rows={
+                "train": RowIndex.of([[4, 1, 0], [3], [5, 2]]),
+                "test": RowIndex.of([[6], [], [7]]),
+            }
+        ),
+        small(
+            rows={
+                "train": RowIndex.of([[4, 1], [0, 3], [2, 5]]),
+                "test": RowIndex.of([[6], [], [7]]),
+            }
+        ),
         small(client_facts={"a": torch.zeros(3)}),
         small(y=data.y.long()),
         small(transform=turn),
@@ -234,7 +244,7 @@ def test_a_hundred_thousand_clients_are_cut_and_gathered():
     data = FederatedData(
         torch.zeros(3 * m, 4, dtype=torch.uint8),
         torch.zeros(3 * m, dtype=torch.uint8),
-        {"train": Rows.blocks(torch.full((m,), 3))},
+        {"train": RowIndex.blocks(torch.full((m,), 3))},
         names=tuple(map(str, range(m))),
         task="classification",
         n_outputs=2,
@@ -252,10 +262,10 @@ def test_a_hundred_thousand_clients_are_cut_and_gathered():
         ({"names": ("ann", "bob")}, "'train' rows must cover all 2 clients. They cover 3"),
         ({"y": torch.zeros(7).long()}, "x has 8 rows, y has 7"),
         ({"task": "clasification"}, "Unknown task 'clasification'. Did you mean 'classification'"),
-        ({"rows": {"trian": Rows.none(3)}}, "Unknown split 'trian'. Did you mean 'train'"),
-        ({"rows": {"train": Rows.of([[0], [], [1]])}}, "Client 'bob' has none. Leave it out"),
-        ({"rows": {"train": Rows.of([[0], [1, 8], [1]])}}, "Client 'bob', train row 1 points"),
-        ({"rows": {"train": Rows.of([[0], [1], [-1]])}}, "Client 'cat', train row 0 points"),
+        ({"rows": {"trian": RowIndex.none(3)}}, "Unknown split 'trian'. Did you mean 'train'"),
+        ({"rows": {"train": RowIndex.of([[0], [], [1]])}}, "Client 'bob' has none. Leave it out"),
+        ({"rows": {"train": RowIndex.of([[0], [1, 8], [1]])}}, "Client 'bob', train row 1 points"),
+        ({"rows": {"train": RowIndex.of([[0], [1], [-1]])}}, "Client 'cat', train row 0 points"),
         ({"client_facts": {"a": torch.zeros(2)}}, "'a' must have a row for each of 3 clients"),
         ({"truth": torch.zeros(4)}, "'truth' must have a row for each of 3 clients. It has 4"),
         ({"n_outputs": 2}, r"labels must lie in 0..1. Client 'cat', train row 0 of y does not"),

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from coterie.core.errors import ConfigError
-from coterie.report.table import Table, html_table, shown, text_table
+from coterie.report.table import Table, format_value, html_table, text_table
 
 GROUPS = Table(
     ["client", "group", "accuracy", "fits"],
@@ -105,4 +105,4 @@ def test_without_pandas_the_error_names_the_extra(monkeypatch):
     ],
 )
 def test_values_read_as_people_write_them(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text

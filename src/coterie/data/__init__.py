@@ -4,7 +4,7 @@ from coterie.data import partitions
 from coterie.data.arrays import from_arrays
 from coterie.data.card import DataCard
 from coterie.data.encoder import Encoder
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.mixture import mixture_sensitivity, mixture_tight
 from coterie.data.readers import from_folder, from_function, from_partitions, from_table
 from coterie.data.registry import READERS, make
@@ -22,7 +22,7 @@ __all__ = [
     "DataCard",
     "Encoder",
     "FederatedData",
-    "Rows",
+    "RowIndex",
     "blobs",
     "digits",
     "from_arrays",

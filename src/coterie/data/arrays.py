@@ -12,7 +12,7 @@ from coterie.core.errors import DataError, unknown
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import Tree
 from coterie.data.encoder import Encoder
-from coterie.data.federated import TASKS, FederatedData, Rows
+from coterie.data.federated import TASKS, FederatedData, RowIndex
 
 
 def from_arrays(
@@ -106,8 +106,8 @@ def from_arrays(
         x,
         y,
         {
-            "train": Rows.blocks(sizes[: len(xs)]),
-            "test": Rows.blocks(sizes[len(xs) :] or [0] * len(xs), start=sum(sizes[: len(xs)])),
+            "train": RowIndex.blocks(sizes[: len(xs)]),
+            "test": RowIndex.blocks(sizes[len(xs) :] or [0] * len(xs), start=sum(sizes[: len(xs)])),
         },
         names=names,
         task=task,

@@ -14,9 +14,9 @@ from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.data.arrays import unit_scale
 from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
-from coterie.data.federated import SPLITS, FederatedData, Rows
+from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.splits import RULES, divide
-from coterie.data.tables import Cells, Table
+from coterie.data.tables import Cells, RawTable
 
 MAX_LABELS = 20
 
@@ -94,7 +94,7 @@ class Target:
 
 def assemble(
     owner: str,
-    tables: Sequence[Table],
+    tables: Sequence[RawTable],
     names: Sequence[str],
     label: str | None,
     options: Reading,
@@ -164,7 +164,7 @@ def assemble(
         y = torch.cat([encoder.labels(table) for table in tables])
     starts = np.cumsum([0] + [len(table.rows) for table in tables])
     by_split = {
-        split: Rows.of([torch.as_tensor(own + s) for own, s in zip(part, starts, strict=False)])
+        split: RowIndex.of([torch.as_tensor(own + s) for own, s in zip(part, starts, strict=False)])
         for split, part in zip(SPLITS, parts, strict=True)
     }
     said = [note for table in tables for note in table.notes]
@@ -185,12 +185,12 @@ def assemble(
 
 
 def _chosen(
-    owner: str, tables: Sequence[Table], names: Sequence[str], wanted: Sequence[str] | None
-) -> tuple[list[Table], list[str]]:
+    owner: str, tables: Sequence[RawTable], names: Sequence[str], wanted: Sequence[str] | None
+) -> tuple[list[RawTable], list[str]]:
     """The clients that are asked for, all with rows and with a name of their own."""
     if not names:
         raise DataError(f"{owner}: there must be at least one client. Got none.")
-    by_name: dict[str, Table] = {}
+    by_name: dict[str, RawTable] = {}
     for name, table in zip(names, tables, strict=True):
         if name in by_name:
             raise DataError(
@@ -212,8 +212,8 @@ def _chosen(
 
 
 def _columns(
-    owner: str, tables: list[Table], label: str | None, options: Reading
-) -> tuple[list[str], list[Table]]:
+    owner: str, tables: list[RawTable], label: str | None, options: Reading
+) -> tuple[list[str], list[RawTable]]:
     """The columns to learn from, which every client must have."""
     first = tables[0]
     for what, asked in (("drop", options.drop), ("categorical", options.categorical)):
@@ -252,7 +252,7 @@ def _columns(
 
 
 def _target(
-    owner: str, tables: Sequence[Table], label: str | None, task: str | None, typed: bool
+    owner: str, tables: Sequence[RawTable], label: str | None, task: str | None, typed: bool
 ) -> Target:
     """What to predict, inferred if it is not given."""
     if label is None or task == "reconstruction":
@@ -287,7 +287,7 @@ def _target(
 
 
 def _numeric_target(
-    owner: str, tables: Sequence[Table], label: str, task: str | None, typed: bool
+    owner: str, tables: Sequence[RawTable], label: str, task: str | None, typed: bool
 ) -> Target:
     shape = tables[0].cells[label].values.shape[1:]
     for table in tables:
@@ -335,7 +335,7 @@ def _classes(owner: str, label: str, classes: list[str], task: str | None) -> Ta
 
 
 def _dense(
-    owner: str, tables: Sequence[Table], names: Sequence[str], columns: Sequence[str]
+    owner: str, tables: Sequence[RawTable], names: Sequence[str], columns: Sequence[str]
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Inputs that are arrays, taken as they are."""
     first = tables[0].x
@@ -371,7 +371,7 @@ def _dense(
 
 
 def _scaled(
-    encoder: Encoder, tables: Sequence[Table], train: Sequence[np.ndarray]
+    encoder: Encoder, tables: Sequence[RawTable], train: Sequence[np.ndarray]
 ) -> tuple[Encoder, str]:
     """The encoder that standardises numbers to predict, by what the clients tell of them."""
     told = []

@@ -11,14 +11,14 @@ from coterie.core.config import construct
 from coterie.core.errors import DataError
 from coterie.data.assemble import Reading
 from coterie.data.card import DataCard
-from coterie.data.federated import SPLITS, FederatedData, Rows
+from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.images import read_client
 from coterie.data.readers import as_table
 from coterie.data.splits import divide
-from coterie.data.tables import ENDINGS, Table, read_file
+from coterie.data.tables import ENDINGS, RawTable, read_file
 
 
-def client_file(path: Path, name: str, sample_shape: Any = None) -> Table:
+def client_file(path: Path, name: str, sample_shape: Any = None) -> RawTable:
     """A client's file, its folder of images, or its entry in a folder that has one per client."""
     if path.is_file():
         return read_file(path)
@@ -62,7 +62,7 @@ def one_client(
     reading = construct(
         Reading, {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
     )
-    table = value if isinstance(value, Table) else as_table(value, f"client '{name}'")
+    table = value if isinstance(value, RawTable) else as_table(value, f"client '{name}'")
     x = card.encoder.encode(table)
     if card.task == "reconstruction":
         y = torch.zeros(len(x), dtype=torch.uint8)
@@ -79,7 +79,9 @@ def one_client(
         labels=labels,
         time=reading.time,
     )
-    rows = {split: Rows.of([torch.as_tensor(p[0])]) for split, p in zip(SPLITS, parts, strict=True)}
+    rows = {
+        split: RowIndex.of([torch.as_tensor(p[0])]) for split, p in zip(SPLITS, parts, strict=True)
+    }
     return FederatedData(
         x,
         y,

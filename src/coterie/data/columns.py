@@ -16,7 +16,7 @@ import numpy as np
 
 from coterie.core.errors import DataError
 from coterie.data.encoder import CATEGORY_BUCKETS, WORD_BUCKETS, Rule, check_finite, hash_of
-from coterie.data.tables import Cells, Table, as_number
+from coterie.data.tables import Cells, RawTable, as_number
 
 MAX_CATEGORIES = 50
 
@@ -32,7 +32,7 @@ class Profile(NamedTuple):
     odd: str  # where the first value that is no number stands, for the message
 
 
-def profile(table: Table, name: str) -> Profile:
+def profile(table: RawTable, name: str) -> Profile:
     """What one client tells of a column."""
     cells = table.cells[name]
     present = ~cells.missing
@@ -121,7 +121,7 @@ def merge(told: Sequence[Statistics]) -> Statistics:
 
 
 def fit(
-    tables: Sequence[Table],
+    tables: Sequence[RawTable],
     train: Sequence[np.ndarray],
     columns: Sequence[str],
     *,

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError, unknown
-from coterie.data.tables import Cells, Table, as_number, read, to_array, to_cells
+from coterie.data.tables import Cells, RawTable, as_number, read, to_array, to_cells
 
 CATEGORY_BUCKETS = 32
 WORD_BUCKETS = 256
@@ -64,7 +64,7 @@ class Rule:
             names = [self.name]
         return [*names, f"{self.name} is missing"] if self.missing else names
 
-    def encode(self, table: Table) -> np.ndarray:
+    def encode(self, table: RawTable) -> np.ndarray:
         """The features of every row."""
         cells = table.cells[self.name]
         out = np.zeros((len(table.rows), len(self.features)))
@@ -90,7 +90,7 @@ class Rule:
                         out[i, j] = 1
         return out
 
-    def _numbers(self, table: Table, cells: Cells) -> np.ndarray:
+    def _numbers(self, table: RawTable, cells: Cells) -> np.ndarray:
         if cells.values.dtype.kind != "f":
             bad = next(i for i, w in enumerate(cells.words) if w and as_number(w) is None)
             raise DataError(
@@ -163,7 +163,7 @@ class Encoder:
         """
         if not self.rules:
             return self._array(rows)
-        if isinstance(rows, Table):
+        if isinstance(rows, RawTable):
             table = rows
         else:
             array = None if _is_table(rows) else to_array(rows, "encode")
@@ -184,13 +184,13 @@ class Encoder:
 
     def labels(self, values: Any) -> Tensor:
         """Targets for a model: from values, or from the label column of a table."""
-        if isinstance(values, Table):
+        if isinstance(values, RawTable):
             table = values
         elif _is_table(values):
             table = read(values)
         else:
             array = to_array(values, "labels")
-            table = Table("labels", {self.label or "y": to_cells(array)}, np.arange(len(array)))
+            table = RawTable("labels", {self.label or "y": to_cells(array)}, np.arange(len(array)))
         name = self.label or "y"
         if name not in table.cells:
             raise DataError(
@@ -242,8 +242,8 @@ class Encoder:
         return {rule.name: array[:, j] for j, rule in enumerate(self.rules)}
 
     def _array(self, rows: Any) -> Tensor:
-        if isinstance(rows, Table) or _is_table(rows):
-            table = rows if isinstance(rows, Table) else read(rows)
+        if isinstance(rows, RawTable) or _is_table(rows):
+            table = rows if isinstance(rows, RawTable) else read(rows)
             if table.x is None:
                 columns = [c.values for name, c in table.cells.items() if name != "y"]
                 rows = np.stack(columns, axis=1) if columns else np.zeros((0, 0))
@@ -262,7 +262,7 @@ class Encoder:
             return torch.tensor(array, dtype=torch.int64)
         return torch.tensor(array, dtype=torch.get_default_dtype())
 
-    def _codes(self, table: Table, name: str) -> Tensor:
+    def _codes(self, table: RawTable, name: str) -> Tensor:
         cells = table.cells[name]
         if self.classes is None:
             return torch.tensor(cells.values.astype(np.int64))
@@ -284,7 +284,7 @@ def _is_table(value: Any) -> bool:
     )
 
 
-def check_finite(table: Table, name: str) -> None:
+def check_finite(table: RawTable, name: str) -> None:
     """Refuse a column of numbers in which one is infinite, or too large to compute with."""
     large = np.abs(table.cells[name].values) > LARGEST
     if large.any():

@@ -17,15 +17,15 @@ from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, named_leaves, take, tree_map
 from coterie.data.encoder import Encoder
+from coterie.data.tables import SPLITS
 
-SPLITS = ("train", "validation", "test")
 TASKS = ("classification", "regression", "reconstruction")
 
 
-class Rows(NamedTuple):
+class RowIndex(NamedTuple):
     """Which pool rows belong to which client, one client after the other.
 
-    >>> rows = Rows.of([[4, 5], [], [0]])
+    >>> rows = RowIndex.of([[4, 5], [], [0]])
     >>> rows.sizes
     tensor([2, 0, 1])
     """
@@ -34,24 +34,24 @@ class Rows(NamedTuple):
     offsets: Tensor  # [clients + 1]  where each client's rows begin and end in `index`
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[int] | Tensor]) -> "Rows":
+    def of(cls, lists: Sequence[Sequence[int] | Tensor]) -> "RowIndex":
         """From a list of pool rows for each client."""
         parts = [torch.as_tensor(rows, dtype=torch.int64) for rows in lists]
         sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         return cls(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64), _ends(sizes))
 
     @classmethod
-    def blocks(cls, sizes: Tensor | Sequence[int], start: int = 0) -> "Rows":
+    def blocks(cls, sizes: Tensor | Sequence[int], start: int = 0) -> "RowIndex":
         """For a pool that holds one client after the other, beginning at row `start`.
 
-        >>> Rows.blocks([2, 1], start=10).index
+        >>> RowIndex.blocks([2, 1], start=10).index
         tensor([10, 11, 12])
         """
         offsets = _ends(torch.as_tensor(sizes, dtype=torch.int64))
         return cls(torch.arange(start, start + int(offsets[-1])), offsets)
 
     @classmethod
-    def none(cls, n_clients: int) -> "Rows":
+    def none(cls, n_clients: int) -> "RowIndex":
         """No row for anybody."""
         return cls.blocks(torch.zeros(n_clients, dtype=torch.int64))
 
@@ -70,16 +70,20 @@ class Rows(NamedTuple):
         """Number of each entry of `index` among the rows of its client."""
         return torch.arange(len(self.index)) - self.offsets[self.owner]
 
-    def where(self, chosen: Tensor) -> "Rows":
+    def where(self, chosen: Tensor) -> "RowIndex":
         """The entries of `index` for which a condition holds."""
-        return Rows(self.index[chosen], _ends(chosen.long())[self.offsets])
+        return RowIndex(self.index[chosen], _ends(chosen.long())[self.offsets])
 
-    def of_clients(self, ids: Ids) -> "Rows":
+    def of_clients(self, ids: Ids) -> "RowIndex":
         """The rows of some clients, in the order of their ids."""
-        blocks = Rows.blocks(self.sizes[ids])
-        return Rows(self.index[blocks.position + self.offsets[ids][blocks.owner]], blocks.offsets)
+        blocks = RowIndex.blocks(self.sizes[ids])
+        return RowIndex(
+            self.index[blocks.position + self.offsets[ids][blocks.owner]], blocks.offsets
+        )
 
-    def divide(self, names: Sequence[str], fraction: float, key: Tensor) -> tuple["Rows", "Rows"]:
+    def divide(
+        self, names: Sequence[str], fraction: float, key: Tensor
+    ) -> tuple["RowIndex", "RowIndex"]:
         """Part a random fraction of every client's rows from the rest: (rest, part).
 
         Who goes depends on the key, the client's name and the number of its rows, and on no
@@ -90,7 +94,7 @@ class Rows(NamedTuple):
                 f"FederatedData: a fraction to hold out must be in [0, 1). Got {fraction}."
             )
         if fraction == 0.0:
-            return self, Rows.none(len(names))
+            return self, RowIndex.none(len(names))
         owner, position = self.owner, self.position
         draw = fold(key, codes(names)[owner], position)
         order = draw.argsort(stable=True)
@@ -148,7 +152,7 @@ class FederatedData:
 
     >>> x, y = torch.arange(6.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1])
     >>> data = FederatedData(
-    ...     x, y, {"train": Rows.of([[0, 1, 2], [3]])},
+    ...     x, y, {"train": RowIndex.of([[0, 1, 2], [3]])},
     ...     names=("ann", "bob"), task="classification", n_outputs=2,
     ... )
     >>> data
@@ -164,7 +168,7 @@ class FederatedData:
 
     x: Tree  # [rows, ...]
     y: Tensor  # [rows, ...]
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, RowIndex]
     names: tuple[str, ...]
     task: str
     n_outputs: int
@@ -184,7 +188,7 @@ class FederatedData:
                 raise DataError(unknown("split", split, SPLITS))
         if self.task not in TASKS:
             raise DataError(unknown("task", self.task, TASKS))
-        filled = {s: self.rows.get(s) or Rows.none(len(self.names)) for s in SPLITS}
+        filled = {s: self.rows.get(s) or RowIndex.none(len(self.names)) for s in SPLITS}
         object.__setattr__(self, "rows", filled)
         object.__setattr__(self, "names", tuple(self.names))
         self._check_clients()
@@ -255,7 +259,7 @@ class FederatedData:
                         f"of {what} {problem[1]}"
                     )
 
-    def _locate(self, rows: Rows, bad: Tensor) -> tuple[str, int]:
+    def _locate(self, rows: RowIndex, bad: Tensor) -> tuple[str, int]:
         """Client and row number of the first bad entry."""
         first = int(bad.nonzero()[0])
         return self.names[int(rows.owner[first])], int(rows.position[first])
@@ -316,7 +320,7 @@ class FederatedData:
             return self.transform(x, self.facts(ids))
         return torch.vmap(self.transform)(x, self.facts(ids))
 
-    def _split(self, split: str) -> Rows:
+    def _split(self, split: str) -> RowIndex:
         if split not in SPLITS:
             raise DataError(unknown("split", split, SPLITS))
         return self.rows[split]

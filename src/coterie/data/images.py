@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from coterie.core.errors import DataError
-from coterie.data.tables import Cells, Table
+from coterie.data.tables import Cells, RawTable
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def read_client(folder: Path, size: tuple[int, int] | None) -> Table:
+def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
     """The images of one client as bytes [n, c, h, w] and their classes.
 
     Grey images have one channel, all others three.
@@ -55,7 +55,7 @@ def read_client(folder: Path, size: tuple[int, int] | None) -> Table:
     x = np.stack([np.broadcast_to(array, (channels, *shape)) for array in arrays])
     # Text also where the folders are called 0, 1, ...: a folder's name is no number to predict.
     labels = Cells("text", np.array(classes, dtype=object))
-    return Table(folder.name, {"class": labels}, np.arange(len(x)), x=x)
+    return RawTable(folder.name, {"class": labels}, np.arange(len(x)), x=x)
 
 
 def _read(path: Path, size: tuple[int, int] | None) -> np.ndarray:

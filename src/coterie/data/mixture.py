@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coterie.core.errors import ConfigError
 from coterie.core.random import fold, seed_key
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.synthetic import problem
 
 Array = NDArray[Any]
@@ -140,7 +140,7 @@ def federate(
     x = torch.from_numpy(np.concatenate(xs)).double()
     y = torch.from_numpy(np.concatenate(ys)).long()
     names = tuple(f"client-{i}" for i in range(len(xs)))
-    rows = Rows.blocks([len(part) for part in xs])
+    rows = RowIndex.blocks([len(part) for part in xs])
     train, test = rows.divide(names, test_fraction, fold(seed_key(seed), "test"))
     return FederatedData(
         x,

@@ -33,7 +33,7 @@ from coterie.data.cutting import (
     turns,
     whole,
 )
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,7 +394,9 @@ def _federation(
                 f"Partition: every client must have a row. Client {i} has none. Use fewer clients."
             )
     names = tuple(f"client-{i}" for i in range(len(lists)))
-    train, test = Rows.of([rows.sort().values for rows in lists]).divide(names, test_fraction, key)
+    train, test = RowIndex.of([rows.sort().values for rows in lists]).divide(
+        names, test_fraction, key
+    )
     return replace(pool, rows={"train": train, "test": test}, names=names, **truth)
 
 

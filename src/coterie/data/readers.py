@@ -16,7 +16,7 @@ from coterie.core.errors import DataError, unknown
 from coterie.data.assemble import Reading, assemble
 from coterie.data.federated import FederatedData
 from coterie.data.images import read_client
-from coterie.data.tables import ENDINGS, Table, from_arrays, read, read_file
+from coterie.data.tables import ENDINGS, RawTable, from_arrays, read, read_file
 
 
 def from_table(table: Any, client: str, label: str | None = None, **options: Any) -> FederatedData:
@@ -209,7 +209,7 @@ def from_function(
     return assemble("from_function", tables, names, "y" if typed else label, chosen, typed=typed)
 
 
-def as_table(value: Any, source: str) -> Table:
+def as_table(value: Any, source: str) -> RawTable:
     """Read what a user's function returns: a table, or two or four arrays."""
     if not isinstance(value, tuple):
         return read(value, source)
@@ -229,7 +229,7 @@ def _wanted(found: Sequence[str], options: Reading) -> set[str]:
     return set(found) if options.names is None else set(options.names)
 
 
-def _one_depth(tables: list[Table]) -> list[Table]:
+def _one_depth(tables: list[RawTable]) -> list[RawTable]:
     """Turn grey images into colour images if another client has colour images."""
     depth = max((table.x.shape[1] for table in tables if table.x is not None), default=1)
     return [

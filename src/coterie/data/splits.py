@@ -7,8 +7,8 @@ import torch
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import fold, seed_key
-from coterie.data.federated import Rows
-from coterie.data.tables import SPLIT_NAMES, Table
+from coterie.data.federated import RowIndex
+from coterie.data.tables import SPLITS, RawTable
 
 RULES = ("random", "stratified", "time")
 
@@ -16,7 +16,7 @@ _SPELLINGS = {"val": "validation", "valid": "validation", "training": "train", "
 
 
 def divide(
-    tables: Sequence[Table],
+    tables: Sequence[RawTable],
     names: Sequence[str],
     rule: str,
     *,
@@ -55,7 +55,7 @@ def divide(
     for part, fraction in (("test", test_fraction), ("validation", validation_fraction)):
         key = fold(seed_key(seed), part)
         if rule == "random":
-            blocks = Rows.blocks([len(own) for own in rows])
+            blocks = RowIndex.blocks([len(own) for own in rows])
             # Rows of the pool: a client's own, one client after the other.
             pool = np.concatenate(rows)
             rest, gone = blocks.divide(names, fraction, key)
@@ -85,20 +85,20 @@ def _count(n: int, fraction: float) -> int:
     return 0 if fraction == 0 or n < 2 else min(max(1, round(n * fraction)), n - 1)
 
 
-def _by_client(rows: Rows, pool: np.ndarray) -> list[np.ndarray]:
+def _by_client(rows: RowIndex, pool: np.ndarray) -> list[np.ndarray]:
     return np.split(pool[rows.index.numpy()], rows.offsets[1:-1].numpy())
 
 
-def _given(table: Table) -> list[np.ndarray]:
+def _given(table: RawTable) -> list[np.ndarray]:
     if table.split is None:
         raise DataError(
             f"{table.source}: all clients or none must have test data of their own. This one has "
             f"none."
         )
-    return [np.flatnonzero(table.split == part) for part in range(len(SPLIT_NAMES))]
+    return [np.flatnonzero(table.split == part) for part in range(len(SPLITS))]
 
 
-def _told(table: Table, column: str) -> list[np.ndarray]:
+def _told(table: RawTable, column: str) -> list[np.ndarray]:
     """The split that a column says."""
     if column not in table.cells:
         raise DataError(
@@ -108,15 +108,15 @@ def _told(table: Table, column: str) -> list[np.ndarray]:
     words = [(word or "").lower() for word in table.cells[column].words]
     parts = [_SPELLINGS.get(word, word) for word in words]
     for i, part in enumerate(parts):
-        if part not in SPLIT_NAMES:
+        if part not in SPLITS:
             raise DataError(
                 f"{table.at(i)}: column '{column}' must say train, validation or test. Got "
                 f"'{words[i]}'."
             )
-    return [np.flatnonzero(np.array(parts, dtype=str) == name) for name in SPLIT_NAMES]
+    return [np.flatnonzero(np.array(parts, dtype=str) == name) for name in SPLITS]
 
 
-def time_order(table: Table, column: str) -> np.ndarray:
+def time_order(table: RawTable, column: str) -> np.ndarray:
     """Rows from the earliest to the latest; rows of one time stay in their order."""
     if column not in table.cells:
         raise DataError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.random import fold, normal, seed_key, shuffled, uniform
 from coterie.core.tree import Tree, take
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 
 PROBLEMS: dict[str, Callable[..., FederatedData]] = {}
 """The problems by name."""
@@ -264,7 +264,7 @@ def digits(
         else:
             parts += order[: m * per_client].split(per_client)
     names = _names(truth)
-    train, test = Rows.of(parts).divide(names, test_fraction, fold(key, "test"))
+    train, test = RowIndex.of(parts).divide(names, test_fraction, fold(key, "test"))
     return FederatedData(
         torch.from_numpy(source.data).to(torch.uint8),  # [1797, 64], 0 to 16
         torch.from_numpy(source.target).to(torch.uint8),
@@ -327,10 +327,10 @@ def _regression(
     )
 
 
-def _leading(sizes: Tensor, n: int, test: int) -> dict[str, Rows]:
+def _leading(sizes: Tensor, n: int, test: int) -> dict[str, RowIndex]:
     """Rows for a pool with n + test rows per client: the first ones train, the last `test` test."""
     place = torch.arange(n + test)
-    rows = Rows.blocks(torch.full_like(sizes, n + test))
+    rows = RowIndex.blocks(torch.full_like(sizes, n + test))
     return {
         "train": rows.where((place < sizes[:, None]).flatten()),
         "test": rows.where((place >= n).repeat(len(sizes))),

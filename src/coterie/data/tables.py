@@ -24,7 +24,7 @@ from coterie.core.errors import DataError
 MISSING = frozenset({"", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL"})
 """How an empty cell is written."""
 ENDINGS = (".csv", ".tsv", ".parquet", ".npz")
-SPLIT_NAMES = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 _DATE = re.compile(r"(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{4})([T ]\d\d?:\d\d.*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
@@ -62,17 +62,17 @@ class Cells(NamedTuple):
         return Cells(self.kind, self.values[index])
 
 
-class Table(NamedTuple):
+class RawTable(NamedTuple):
     """The rows of one client, or of all."""
 
     source: str  # what messages call it
     cells: dict[str, Cells]
     rows: np.ndarray  # [n]  what messages call each row
     x: np.ndarray | None = None  # [n, ...]  inputs that are no columns: images, tokens
-    split: np.ndarray | None = None  # [n]  place in SPLIT_NAMES, where the source says it
+    split: np.ndarray | None = None  # [n]  place in SPLITS, where the source says it
     notes: tuple[str, ...] = ()
 
-    def take(self, index: np.ndarray) -> "Table":
+    def take(self, index: np.ndarray) -> "RawTable":
         """Some of the rows."""
         return self._replace(
             cells={name: cells.take(index) for name, cells in self.cells.items()},
@@ -86,7 +86,7 @@ class Table(NamedTuple):
         return f"Row {self.rows[position]} of {self.source}"
 
 
-def read(value: Any, source: str | None = None) -> Table:
+def read(value: Any, source: str | None = None) -> RawTable:
     """A table from a file, a data frame, a dict of columns, or a 2-d array of numbers.
 
     >>> table = read({"age": [31, None], "ward": ["a", "b"]})
@@ -116,7 +116,7 @@ def read(value: Any, source: str | None = None) -> Table:
     return from_arrays(array, None, source)
 
 
-def read_file(path: Path) -> Table:
+def read_file(path: Path) -> RawTable:
     """A CSV, TSV, Parquet or NPZ file."""
     if not path.exists():
         raise DataError(f"{path}: the file must exist. It does not. Check the path.")
@@ -134,7 +134,7 @@ def read_file(path: Path) -> Table:
     return _csv(path)
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path) -> RawTable:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
@@ -175,10 +175,10 @@ def _csv(path: Path) -> Table:
         if name
     }
     notes = ("A column without a name was left out.",) if "" in header else ()
-    return Table(path.name, cells, np.array(rows, dtype=np.int64), notes=notes)
+    return RawTable(path.name, cells, np.array(rows, dtype=np.int64), notes=notes)
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> RawTable:
     try:
         import pandas  # noqa: F401 - what pyarrow converts to
         from pyarrow import ArrowException, parquet
@@ -197,7 +197,7 @@ def _parquet(path: Path) -> Table:
     return _frame(frame, path.name)
 
 
-def _npz(path: Path) -> Table:
+def _npz(path: Path) -> RawTable:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -213,7 +213,7 @@ def _is_frame(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns")
 
 
-def _frame(frame: Any, source: str) -> Table:
+def _frame(frame: Any, source: str) -> RawTable:
     names = [str(name) for name in frame.columns]
     for name in names:
         if names.count(name) > 1:
@@ -248,7 +248,7 @@ def _columns(dataset: Any) -> dict[str, Any]:
     return columns
 
 
-def _dict(columns: Mapping[str, Any], source: str) -> Table:
+def _dict(columns: Mapping[str, Any], source: str) -> RawTable:
     """A dict of columns; one of them may hold an image or an array per row, which is then x."""
     if not columns:
         raise DataError(f"{source}: a table must have columns. It has none.")
@@ -267,7 +267,7 @@ def _dict(columns: Mapping[str, Any], source: str) -> Table:
             f"{source}: at most one column may hold arrays or images. '{x[0]}' and '{x[1]}' do. "
             f"Leave one out: drop=['{x[1]}']."
         )
-    return Table(
+    return RawTable(
         source,
         {name: to_cells(array) for name, array in arrays.items() if array.ndim == 1},
         np.arange(sizes[first]),
@@ -298,7 +298,7 @@ def to_array(value: Any, source: str, what: str = "the value") -> np.ndarray:
         ) from None
 
 
-def _arrays(arrays: Mapping[str, Any], source: str) -> Table:
+def _arrays(arrays: Mapping[str, Any], source: str) -> RawTable:
     """Arrays x and y, or x_train, y_train, x_test and y_test (and x_validation, y_validation)."""
     if "x" in arrays:
         return from_arrays(arrays["x"], arrays.get("y"), source)
@@ -307,7 +307,7 @@ def _arrays(arrays: Mapping[str, Any], source: str) -> Table:
             f"{source}: arrays must be named x and y, or x_train, y_train, x_test and y_test. "
             f"Got {', '.join(arrays) or 'none'}."
         )
-    parts = [name for name in SPLIT_NAMES if f"x_{name}" in arrays]
+    parts = [name for name in SPLITS if f"x_{name}" in arrays]
     xs = [to_array(arrays[f"x_{name}"], source) for name in parts]
     ys = [arrays.get(f"y_{name}") for name in parts]
     if len({x.shape[1:] for x in xs}) > 1 or len({y is None for y in ys}) > 1:
@@ -316,11 +316,11 @@ def _arrays(arrays: Mapping[str, Any], source: str) -> Table:
             f"or in having targets."
         )
     y = None if ys[0] is None else np.concatenate([to_array(part, source) for part in ys])
-    split = np.repeat([SPLIT_NAMES.index(name) for name in parts], [len(x) for x in xs])
+    split = np.repeat([SPLITS.index(name) for name in parts], [len(x) for x in xs])
     return from_arrays(np.concatenate(xs), y, source)._replace(split=split)
 
 
-def from_arrays(x: Any, y: Any, source: str) -> Table:
+def from_arrays(x: Any, y: Any, source: str) -> RawTable:
     """Inputs and targets; a 2-d array of floats becomes columns x0, x1, ..., targets column y."""
     x = to_array(x, source, "x")
     if x.dtype.kind not in "biuf" or x.ndim < 2:
@@ -338,7 +338,7 @@ def from_arrays(x: Any, y: Any, source: str) -> Table:
                 f"shape {list(y.shape)}."
             )
         cells["y"] = to_cells(y)
-    return Table(source, cells, np.arange(len(x)), x=x if dense else None)
+    return RawTable(source, cells, np.arange(len(x)), x=x if dense else None)
 
 
 def to_cells(array: np.ndarray) -> Cells:

@@ -8,7 +8,7 @@ from coterie.core.errors import ConfigError
 from coterie.report import evidence
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
-from coterie.report.words import found
+from coterie.report.words import describe_result
 from coterie.running.folder import RunFolder
 from coterie.running.progress import megabytes
 
@@ -21,7 +21,7 @@ def show_run(folder: RunFolder) -> str:
     files, summary = folder.final_files(), folder.summary()
     cards = json.loads(files["groups.json"])["groups"]
     rows = json.loads(files["clients.json"])["clients"]
-    parts = [f"{folder.path}: {found(summary, cards, rows)}", _facts(summary)]
+    parts = [f"{folder.path}: {describe_result(summary, cards, rows)}", _facts(summary)]
     if "verdict.json" in files:
         parts.append(Verdict.of(files["verdict.json"]).sentence)
     if "mixture" in summary:

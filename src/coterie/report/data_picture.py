@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from coterie.report.page import DPI, INK, styled
+from coterie.report.page import DPI, INK, use_style
 
-SPLITS = ("train", "test")
+DRAWN = ("train", "test")
 MOST = 120  # clients that fit on a picture; of more, evenly spaced ones are drawn
 
 
@@ -17,9 +17,9 @@ def data_picture(data: Any, out: str | Path) -> Path:
     n = len(data)
     order = torch.arange(n) if data.truth is None else data.truth.argsort(stable=True)
     shown = order[torch.linspace(0, n - 1, min(n, MOST)).long()]
-    train, test = (data.sizes(split)[shown].tolist() for split in SPLITS)
-    labelled = [s for s in SPLITS if sum(data.sizes(s))] if data.task == "classification" else []
-    with styled():
+    train, test = (data.sizes(split)[shown].tolist() for split in DRAWN)
+    labelled = [s for s in DRAWN if sum(data.sizes(s))] if data.task == "classification" else []
+    with use_style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

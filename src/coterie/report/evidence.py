@@ -106,7 +106,9 @@ def figure(curves: Sequence[Line]) -> "Figure":
         k = line["chosen"]
         chosen = "no number fits" if k is None else f"{k} group{'s' if k > 1 else ''}"
         role = "" if line["decides"] or len(curves) == 1 else "  (does not decide)"
-        paper.headed(ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}"))
+        paper.add_heading(
+            ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}")
+        )
     return page
 
 

@@ -15,9 +15,9 @@ from coterie.report.page import (
     MARKERS,
     SOFT,
     UNKNOWN,
+    add_heading,
     axes_at,
     draw,
-    headed,
     new_page,
 )
 from coterie.report.record import Record, read
@@ -127,12 +127,12 @@ def journey_figure(records: Sequence[Record]) -> "Figure":
         y = bottom + (down - 1 - place // across) * (high + between)
         ax = axes_at(page, x, y, cell * len(one.rounds), high)
         _dots(ax, one, cell, high / len(one.bands), most)
-        headed(ax, _headline(one))
+        add_heading(ax, _headline(one))
     for place, (name, title, shape) in enumerate(panels):
         y = bottom + (down - 1 - place) * (high + between)
         ax = axes_at(page, left + 0.75, y, lines_wide, high)
         lines(ax, records, name, shape, _quiet_looks(records))
-        headed(ax, title)
+        add_heading(ax, title)
     if journeys:
         _words(page, journeys, known)
     return page

@@ -10,9 +10,9 @@ from coterie.report.page import (
     DASHES,
     DPI,
     MARKERS,
+    add_heading,
     axes_at,
     draw,
-    headed,
     new_page,
     text_width,
 )
@@ -48,7 +48,7 @@ def compare_figure(records: Sequence[Record]) -> "Figure":
         margin = 0.3 + labels_width(page, records, name, shape)
         ax = axes_at(page, place * room + 0.75, 0.7, room - 0.75 - margin, 3.55)
         lines(ax, records, name, shape, looks)
-        headed(ax, title)
+        add_heading(ax, title)
     return page
 
 

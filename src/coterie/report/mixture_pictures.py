@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coterie.report.page import COLOURS, DPI, INK, MARKERS, SOFT, styled
+from coterie.report.page import COLOURS, DPI, INK, MARKERS, SOFT, use_style
 
 Numbers = Sequence[Sequence[float]]
 
@@ -13,7 +13,7 @@ Numbers = Sequence[Sequence[float]]
 @contextmanager
 def _page(width: float, height: float, out: str | Path) -> Any:
     """An empty page that is written when it is left."""
-    with styled():
+    with use_style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

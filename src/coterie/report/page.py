@@ -44,7 +44,7 @@ DPI = 100
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """The style of all pictures; says what to install where it cannot be drawn."""
     try:
         from matplotlib import rc_context
@@ -62,7 +62,7 @@ def draw(figure: "Callable[[], Figure]", out: str | Path) -> Path:
     out = Path(out)
     if out.suffix.lower() not in ENDINGS:
         raise ConfigError(f"Picture: the file must end in {', '.join(ENDINGS)}. Got {out.name!r}.")
-    with styled():
+    with use_style():
         out.parent.mkdir(parents=True, exist_ok=True)
         figure().savefig(out)
     return out
@@ -92,7 +92,7 @@ def text_width(page: "Figure", text: str, **look: Any) -> float:
     return float(width)
 
 
-def headed(ax: "Axes", title: tuple[str, str]) -> None:
+def add_heading(ax: "Axes", title: tuple[str, str]) -> None:
     """A bold line, and a quiet one under it."""
     above: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     ax.annotate(title[0], (0, 1), (0, 27), fontsize=13, fontweight="bold", **above)

@@ -140,16 +140,21 @@ def _cells(
 ) -> list[list[str]]:
     formats = formats or {}
     return [
-        [shown(value, formats.get(name, "")) for name, value in zip(columns, row, strict=True)]
+        [
+            format_value(value, formats.get(name, ""))
+            for name, value in zip(columns, row, strict=True)
+        ]
         for row in rows
     ]
 
 
-def shown(value: Any, format: str = "") -> str:
+def format_value(value: Any, format: str = "") -> str:
     """A value as people read it; nothing for what is missing.
 
-    >>> shown(0.123456), shown(0.5, ".0%"), shown(True), shown(None), shown(float("nan"))
-    ('0.1235', '50%', 'yes', '', '')
+    >>> [format_value(value) for value in (0.123456, True, None, float("nan"))]
+    ['0.1235', 'yes', '', '']
+    >>> format_value(0.5, ".0%")
+    '50%'
     """
     if _missing(value):
         return ""
@@ -168,7 +173,7 @@ def _missing(value: Any) -> bool:
 
 def _bare(value: Any) -> Any:
     """A value for a CSV file."""
-    return shown(value) if _missing(value) or isinstance(value, bool) else value
+    return format_value(value) if _missing(value) or isinstance(value, bool) else value
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

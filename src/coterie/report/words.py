@@ -3,7 +3,9 @@
 from typing import Any
 
 
-def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+def describe_result(
+    summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> str:
     """What a run found and what to use, in a few sentences."""
     if "components" in summary:
         return _components(summary, rows)
@@ -20,7 +22,7 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
     told = {name: value for name, value in others.items() if value is not None}
     if not told:
         return text + "."
-    beside = listed([f"{_score(value, column)} with {name}" for name, value in told.items()])
+    beside = join_words([f"{_score(value, column)} with {name}" for name, value in told.items()])
     better = max if column == "accuracy" else min
     best = better(told, key=lambda name: told[name])
     wins = own > told[best] if column == "accuracy" else own < told[best]
@@ -38,7 +40,7 @@ def found(summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[
 def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:
     if len(cards) > 1:
         sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
-        return f"{len(cards)} groups among {n_clients} clients ({listed(sizes)} clients)."
+        return f"{len(cards)} groups among {n_clients} clients ({join_words(sizes)} clients)."
     if summary.get("personal"):
         return f"Each of the {n_clients} clients has its own model."
     return f"No groups: one model for all {n_clients} clients."
@@ -69,17 +71,17 @@ def _mean(values: Any) -> float | None:
     return sum(some) / len(some) if some else None
 
 
-def listed(parts: list[Any]) -> str:
+def join_words(parts: list[Any]) -> str:
     """Parts as a list in a sentence.
 
-    >>> listed([3, 2, 1])
+    >>> join_words([3, 2, 1])
     '3, 2 and 1'
     """
     words = [str(part) for part in parts]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def quickstart_words(table: Any) -> str:
+def describe_quickstart(table: Any) -> str:
     """What the demonstration found, and which method to use."""
     scores = dict(zip(table["method"], table["accuracy"], strict=True))
     ari = dict(zip(table["method"], table["ARI"], strict=True))
@@ -87,8 +89,8 @@ def quickstart_words(table: Any) -> str:
     best = max(grouped, key=lambda name: grouped[name])
     exact = [name for name in grouped if ari[name] >= 0.99]
     part = [f"{name} (agreement {ari[name]:.2f} of 1)" for name in grouped if name not in exact]
-    text = [f"{listed(exact)} found exactly the four hidden groups."] if exact else []
-    text += [f"{listed(part)} found them in part."] if part else []
+    text = [f"{join_words(exact)} found exactly the four hidden groups."] if exact else []
+    text += [f"{join_words(part)} found them in part."] if part else []
     return " ".join(
         [
             *text,

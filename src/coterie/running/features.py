@@ -18,7 +18,7 @@ from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
-from coterie.data.federated import SPLITS, FederatedData, Rows
+from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.engines.simulation import Simulation
 from coterie.models.mlp import Bottleneck
 from coterie.running.build import Settings
@@ -125,7 +125,7 @@ def with_features(data: FederatedData, features: Callable[[Tensor], Tensor]) -> 
     pool_x, pool_y, rows, start = [], [], {}, 0
     for split in SPLITS:
         sizes = data.sizes(split)
-        rows[split] = Rows.blocks(sizes, start)
+        rows[split] = RowIndex.blocks(sizes, start)
         start += int(sizes.sum())
         for i in range(len(data)):
             if int(sizes[i]):

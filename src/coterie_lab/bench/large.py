@@ -10,7 +10,7 @@ from coterie.algorithms.ifca import IFCA
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import n_bytes
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie_lab.bench import measure
 from coterie_lab.bench.variants import simulate
 from coterie_lab.bench.workloads import NAMES, mlp, rotate_digits, tiny_mlp
@@ -25,7 +25,7 @@ def many(m: int, n: int = 40, groups: int = 10, pool: int = 40_000) -> Federated
     y = torch.einsum("nd,ndc->nc", x, rules[owner]).argmax(1)
     truth = torch.arange(m) % groups
     row = torch.randint(pool // groups, (m, n), generator=generator) * groups + truth[:, None]
-    index = Rows(row.flatten(), torch.arange(m + 1) * n)
+    index = RowIndex(row.flatten(), torch.arange(m + 1) * n)
     names = tuple(f"client{i}" for i in range(m))
     return FederatedData(x, y, {"train": index}, names, "classification", 10, truth=truth)
 

@@ -19,7 +19,7 @@ from coterie.core.client import Batch
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.partitions import rotation
 from coterie.models import MLP
 from coterie_lab.bench import networks
@@ -353,7 +353,12 @@ def federation_of(work: Workload) -> FederatedData:
         x = torch.randn(m * n, 64, generator=generator)
         y = torch.randint(10, (m * n,), generator=generator)
     return FederatedData(
-        x, y, {"train": Rows.blocks([n] * m)}, names=_names(m), task="classification", n_outputs=10
+        x,
+        y,
+        {"train": RowIndex.blocks([n] * m)},
+        names=_names(m),
+        task="classification",
+        n_outputs=10,
     )
 
 

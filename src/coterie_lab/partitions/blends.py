@@ -7,7 +7,7 @@ from coterie.core.errors import ConfigError, unknown
 from coterie.core.random import fold, seed_key, uniform
 from coterie.data.arrays import unit_scale
 from coterie.data.cutting import dirichlet_shares, whole
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.synthetic import problem
 from coterie_lab import sources
 from coterie_lab.partitions.pools import SPLITS, of_class
@@ -107,8 +107,8 @@ def component_mixture(
         x,
         y.to(torch.uint8),
         {
-            "train": Rows.blocks(blocks[:n_clients]),
-            "test": Rows.blocks(blocks[n_clients:], start=ends),
+            "train": RowIndex.blocks(blocks[:n_clients]),
+            "test": RowIndex.blocks(blocks[n_clients:], start=ends),
         },
         names=tuple(f"client-{i}" for i in range(n_clients)),
         task="classification",

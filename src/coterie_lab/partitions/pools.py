@@ -12,7 +12,7 @@ from coterie.core.random import fold, seed_key, shuffled
 from coterie.core.tree import Tree
 from coterie.data.arrays import unit_scale
 from coterie.data.cutting import dirichlet_shares, whole
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.partitions import Turn
 from coterie_lab import sources
 from coterie_lab.sources import Pool
@@ -212,7 +212,7 @@ def assign_rows(
     return FederatedData(
         pool.x,
         pool.y,
-        {split: Rows.of(parts) for split, parts in lists.items()},
+        {split: RowIndex.of(parts) for split, parts in lists.items()},
         names=tuple(f"client-{i}" for i in range(k * clients_per_group)),
         task="classification",
         n_outputs=len(pool.classes),
@@ -233,7 +233,7 @@ def keep_used(data: FederatedData) -> FederatedData:
     lists = [data.rows[split].index for split in SPLITS]
     used = torch.cat(lists)
     rows = {
-        split: Rows.blocks(data.rows[split].sizes, start=start)
+        split: RowIndex.blocks(data.rows[split].sizes, start=start)
         for split, start in zip(SPLITS, (0, len(lists[0])), strict=True)
     }
     return replace(data, x=data.x[used], y=data.y[used], rows=rows)

@@ -20,7 +20,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import fold, seed_key, shuffled
 from coterie.data.arrays import unit_scale
 from coterie.data.cutting import turns
-from coterie.data.federated import FederatedData, Rows
+from coterie.data.federated import FederatedData, RowIndex
 from coterie.data.partitions import Turn
 from coterie.data.synthetic import problem
 from coterie_lab import sources
@@ -385,7 +385,7 @@ def published_writers(
     start = torch.cat([torch.zeros(1).long(), count.cumsum(0)])
     lists = [torch.arange(int(start[w]), int(start[w + 1])) for w in drawn.tolist()]
     names = tuple(pool.owners[w] for w in drawn.tolist())
-    train, test = Rows.of(lists).divide(names, 0.1, fold(key, "test"))
+    train, test = RowIndex.of(lists).divide(names, 0.1, fold(key, "test"))
     data = FederatedData(
         pool.x,
         pool.y,

@@ -504,11 +504,11 @@ def _rows(data: FederatedData, ids: Tensor, n: int) -> FederatedData:
     """Some of the clients, with at most n training rows each."""
     from dataclasses import replace
 
-    from coterie.data.federated import Rows
+    from coterie.data.federated import RowIndex
 
     few = data.subset(ids)
     parts = few.rows["train"].index.split(few.sizes("train").tolist())
-    return replace(few, rows={**few.rows, "train": Rows.of([part[:n] for part in parts])})
+    return replace(few, rows={**few.rows, "train": RowIndex.of([part[:n] for part in parts])})
 
 
 def partition_of(source: str, seed: int) -> list[Batch]:

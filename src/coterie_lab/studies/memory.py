@@ -20,7 +20,7 @@ def one(n_clients: int) -> dict[str, float]:
     from coterie.algorithms import IFCA
     from coterie.core.model import Model
     from coterie.core.training import LocalSGD
-    from coterie.data import FederatedData, Rows
+    from coterie.data import FederatedData, RowIndex
     from coterie.data.arrays import unit_scale
     from coterie.engines import Simulation
     from coterie.models.mlp import MLP
@@ -33,7 +33,7 @@ def one(n_clients: int) -> dict[str, float]:
     data = FederatedData(
         pool,
         labels,
-        {"train": Rows.of(list(rows))},
+        {"train": RowIndex.of(list(rows))},
         tuple(f"client-{i}" for i in range(n_clients)),
         "classification",
         10,
