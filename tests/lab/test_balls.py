@@ -62,5 +62,5 @@ def test_many_features_are_projected(tmp_path):
 
 
 def test_without_a_path_there_is_no_picture(tmp_path):
-    with pytest.raises(ConfigError, match="no path"):
+    with pytest.raises(ConfigError, match="The curve is empty"):
         path_picture(np.zeros((0, 3)), tmp_path / "path.png")
