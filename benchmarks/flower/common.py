@@ -1,4 +1,4 @@
-"""What the studies of deployments share: run files, a federation on loopback, comparison."""
+"""Functions that the studies of deployments share."""
 
 import hashlib
 import json
@@ -19,6 +19,7 @@ MLP = {"model": {"name": "mlp", "hidden": [32]}}
 LOCAL = {"local": {"learning_rate": 0.1, "batch_size": 16, "epochs": 5}}
 METHODS: dict[str, dict[str, Any]] = {
     "clove": {"algorithm": {"name": "clove", "n_groups": 2}, **MLP, **LOCAL, "data": DIGITS},
+    "census": {"algorithm": {"name": "census", "n_groups": 2}, **MLP, **LOCAL, "data": DIGITS},
     "ifca": {"algorithm": {"name": "ifca", "n_groups": 2}, **MLP, **LOCAL, "data": DIGITS},
     "fedgmi": {
         "algorithm": {
@@ -54,14 +55,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def described(method: str, rounds: int = 6, **settings: Any) -> dict[str, Any]:
-    """A run file: four clients, one thread."""
+def describe_run(method: str, rounds: int = 6, **settings: Any) -> dict[str, Any]:
+    """A run file with four clients and one thread."""
     return {**METHODS[method], "run": {"rounds": rounds, "threads": 1, **settings}}
 
 
 @contextmanager
 def federation(folder: Path, tables: dict[str, Any], *, insecure: bool = False, **options: Any):
-    """A deployment that is up, and down again at the end."""
+    """Start a deployment, and stop it at the end."""
     clients = options.pop("clients", 4)
     names = list(make_data(tables["data"]).names)[:clients]
     write_app(folder, tables, clients, options.pop("deadline", 60.0))
@@ -74,26 +75,26 @@ def federation(folder: Path, tables: dict[str, Any], *, insecure: bool = False, 
 
 
 def state_of(folder: Path) -> tuple[int, str]:
-    """Round of the newest checkpoint of a run folder, and the checksum of its state."""
+    """The round of the last checkpoint of a run folder, and the checksum of its state."""
     _, manifest = RunFolder(folder)._manifests()[-1]
     content = wire.load((folder / "checkpoint" / manifest["state"]).read_bytes())
     return manifest["round"], hashlib.sha256(wire.dump(content["state"])).hexdigest()
 
 
-def simulated(tables: dict[str, Any], out: Path) -> tuple[int, str]:
-    """The same run in one process, every message through bytes."""
+def simulate_run(tables: dict[str, Any], out: Path) -> tuple[int, str]:
+    """Simulate the same run in one process; every message is converted to bytes."""
     ready = build({**tables, "run": {**tables["run"], "engine": "wire"}})
     simulate(ready.algorithm, ready.data, ready.settings, out)
     return state_of(out)
 
 
 def note(path: Path | None, figures: Any) -> None:
-    """Write figures as they come, so that a cut loses none."""
+    """Write figures at once, so that an interruption loses none."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def quiet(text: str) -> None:
-    """Where progress goes."""
+    """Print progress."""
     print(f"  {time.strftime('%T')} {text}", flush=True)

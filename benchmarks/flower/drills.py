@@ -1,9 +1,9 @@
-"""Twenty drills: what can die in a federation dies in the middle of a round, and the run goes on.
+"""Twenty drills: a process of a federation is killed during a round, and the run must continue.
 
-One federation on loopback, with TLS and node keys, serves all drills: four clients with digits in
-two orientations, six rounds of CLoVE each. What is killed returns by itself. A drill is passed if
-the run came to its end, both orientations were told apart (adjusted Rand index 1 over all clients
-that trained) and no client was counted twice in an exchange.
+All drills use one federation on loopback, with TLS and node keys: four clients with digits in two
+orientations, and six rounds of `census` each. Killed processes restart by themselves. A drill is
+passed if the run finishes, the groups are the two orientations (adjusted Rand index 1 over all
+clients that trained), and no client is counted twice in an exchange.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import described, federation, note, quiet, simulated, state_of
+from common import describe_run, federation, note, quiet, simulate_run, state_of
 
 from coterie import metrics
 from coterie.core import wire
@@ -32,13 +32,13 @@ DEADLINE = 25
 
 
 def process_of(local: Deployment, client: str, part: str) -> int:
-    """Number of a part of a node, as the node's log has it last."""
+    """The process number of a part of a node, from the last entry of the node's log."""
     text = (local.state / "logs" / f"node-{client}.log").read_text(errors="replace")
     return int(re.findall(rf"^{part} started, process (\d+)", text, re.M)[-1])
 
 
 def server_app(local: Deployment) -> int | None:
-    """Number of the process the server app runs in."""
+    """The process number of the server app."""
     parent = next(e["pid"] for e in local.book.read() if e["role"] == "server")
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -52,7 +52,7 @@ def server_app(local: Deployment) -> int | None:
 
 
 def kill(number: int | None, what: int = signal.SIGKILL) -> str:
-    """Send a signal to a process we started."""
+    """Send a signal to a process that this script started."""
     if number is None:
         return "not there"
     try:
@@ -63,7 +63,7 @@ def kill(number: int | None, what: int = signal.SIGKILL) -> str:
 
 
 def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pause: float) -> None:
-    """Wait until so many rounds are done, then a little, then do harm."""
+    """Wait for a number of rounds and a short time, then cause the failure."""
     end = time.monotonic() + 240
     began = out / "names.json"  # all have joined
     while (not began.exists() or len(RunFolder(out).lines()) < after) and time.monotonic() < end:
@@ -82,7 +82,7 @@ def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pau
 def drill(
     local: Deployment, number: int, kind: str, truth: torch.Tensor, sizes: dict[str, float]
 ) -> dict[str, Any]:
-    """One run with one accident."""
+    """One run with one failure."""
     client = f"client-{number % 4}"
     after, pause = number % 3, 1.0 + 1.7 * (number % 4)  # in round 1, 2 or 3; 1 to 6 s into it
     out = local.folder / f"run-{number:02d}"
@@ -108,7 +108,7 @@ def drill(
     found, order = content["state"]["assignment"], [int(name.split("-")[1]) for name in names]
     trained = torch.zeros(len(found))
     trained[: len(content["traffic"]["train/up"])] = content["traffic"]["train/up"].float()
-    # CLoVE deals groups at random in its first round, so a place without training means nothing.
+    # The first round assigns groups at random, so only clients that trained count.
     some = (found >= 0) & (trained > 0)
     line |= {"rounds": saved["round"], "trained": int(some.sum())}
     line["ari"] = metrics.adjusted_rand(found[some], truth[order][some])
@@ -130,12 +130,12 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     options = parser.parse_args()
-    tables = described("clove", ROUNDS)
+    tables = describe_run("census", ROUNDS)
     truth = make_data(tables["data"]).truth
     lines = []
     with tempfile.TemporaryDirectory() as place:
-        expected = simulated(tables, Path(place) / "simulated")[1]
-        simulated(described("clove", 1), Path(place) / "one")  # in a round all answer once
+        expected = simulate_run(tables, Path(place) / "simulated")[1]
+        simulate_run(describe_run("census", 1), Path(place) / "one")  # in a round all answer once
         traffic = RunFolder(Path(place) / "one").summary()["traffic"]
         sizes = {phase: traffic[phase]["up"] / 4 for phase in ("train", "cluster")}
         with federation(Path(place) / "real", tables, deadline=DEADLINE) as local:

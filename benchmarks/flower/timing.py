@@ -1,9 +1,9 @@
-"""Seconds of a CLoVE round on four clients: cold, warm and in one process; bytes on the wire.
+"""The time of a round of `census` on four clients: cold, warm and in one process; and its traffic.
 
-Cold: Flower as it comes, a client app that loads torch and the data for every message. Warm: the
-worker beside each node. Bytes are counted by a proxy between the nodes and the SuperLink and set
-against the counter of the run and the blobs handed to Flower; what nodes send while idle is
-measured first and taken off.
+Cold: a client app without a worker, which loads torch and the data for every message. Warm: with
+the worker of each node. Bytes are counted by a proxy between the nodes and the SuperLink, and
+compared with the counter of the run and with the data passed to Flower. The bytes that idle nodes
+send are measured first and subtracted.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import described, federation, note, quiet, simulated
+from common import describe_run, federation, note, quiet, simulate_run
 
 from coterie.deploy.app import write_app
 from coterie.deploy.local import Deployment
@@ -54,7 +54,7 @@ def work(message, context):
 
 
 class Proxy:
-    """Passes bytes between nodes and the SuperLink, and counts them."""
+    """A proxy between nodes and the SuperLink that counts bytes."""
 
     def __init__(self, target: str) -> None:
         host, port = target.split(":")
@@ -98,8 +98,8 @@ def seconds(out: Path) -> list[float]:
 
 
 def timed(place: Path, kind: str, rounds: int) -> dict[str, Any]:
-    """A run, warm or cold: seconds of every round, and the median of those in between."""
-    tables = described("clove", rounds)
+    """Run warm or cold; the seconds of every round, and the median without first and last."""
+    tables = describe_run("census", rounds)
     with federation(place / kind, tables, deadline=120.0) as local:
         if kind == "cold":
             (local.folder / "app" / "client_app.py").write_text(COLD)
@@ -113,8 +113,8 @@ def timed(place: Path, kind: str, rounds: int) -> dict[str, Any]:
 
 
 def counted(place: Path, rounds: int) -> dict[str, Any]:
-    """Bytes of a run with models of 1.2 MB, by the proxy, the blobs and the counter."""
-    tables = {**described("clove", rounds), "model": {"name": "mlp", "hidden": [512, 512]}}
+    """The bytes of a run with models of 1.2 MB, by the proxy, by Flower and by the counter."""
+    tables = {**describe_run("census", rounds), "model": {"name": "mlp", "hidden": [512, 512]}}
     folder = place / "bytes"
     write_app(folder, tables, 4, 120.0)
     local = Deployment(folder)
@@ -164,7 +164,7 @@ def main() -> None:
         place = Path(name)
         for part in options.parts:
             if part == "process":
-                simulated(described("clove", options.rounds), place / "process")
+                simulate_run(describe_run("census", options.rounds), place / "process")
                 figures[part] = {"seconds": seconds(place / "process")}
             elif part == "bytes":
                 figures[part] = counted(place, 3)
