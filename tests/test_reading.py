@@ -1,0 +1,93 @@
+"""What a reader must open to understand a method: its own files and the helpers they import.
+
+Helpers are counted where they are in `algorithms` or `clustering`, and those they import in turn;
+the vocabulary in `core` is learnt once and not counted. A file that is short because its code went
+into a helper is not short.
+"""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from coterie import algorithms  # noqa: F401 - lists the methods
+from coterie.core.algorithm import REGISTRY
+
+ROOMS = ("coterie.algorithms.", "coterie.clustering.")
+PAPERS = {"ifca": 450, "clove": 600, "fedgmi": 800, "fedgem": 900}
+OURS = {"census": 1200, "blend": 1500, "mosaic": 1800, "survey": 1200}
+OTHERS = 450
+FIELDS = {"ifca": 12, "clove": 14, "fedgmi": 16, "fedgem": 14}
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a module in one of the rooms; None for all else."""
+    if not name.startswith(ROOMS):
+        return None
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of the rooms that a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if file_of(name) is not None}
+
+
+def opened(module: str) -> dict[str, int]:
+    """Lines of every file that must be opened, by the module's name."""
+    todo = [module]
+    folder = module.rpartition(".")[0]
+    if folder.count(".") > 1:  # a method with a folder of its own
+        place = file_of(folder + ".__init__") or file_of(folder)
+        assert place is not None
+        todo += [f"{folder}.{path.stem}" for path in place.parent.glob("*.py")]
+    found: dict[str, int] = {}
+    while todo:
+        name = todo.pop().removesuffix(".__init__")
+        path = file_of(name)
+        if path is None or name in found:
+            continue
+        found[name] = len(path.read_text().splitlines())
+        todo += imported(path)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_method_is_read_in_few_lines(name):
+    found = opened(REGISTRY[name].__module__)
+    limit = (PAPERS | OURS).get(name, OTHERS)
+    assert sum(found.values()) <= limit, found
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_option_has_an_entry_of_its_own(name):
+    cls = REGISTRY[name]
+    text = cls.__doc__ or ""
+    options = [field for field in cls.__dataclass_fields__ if field not in ("model", "local")]
+    if not options:
+        return
+    lines = {line.strip() for line in text.splitlines()}
+    missing = [option for option in options if option not in lines]
+    assert not missing, f"{cls.__name__} does not explain {missing}"
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_a_paper_has_few_options(name):
+    assert len(REGISTRY[name].__dataclass_fields__) <= FIELDS[name]
+
+
+def test_helpers_of_helpers_count():
+    found = opened("coterie.algorithms.ifca")
+    assert "coterie.algorithms.ifca" in found
+    assert all(lines > 0 for lines in found.values())
+    assert not any(name.startswith("coterie.core") for name in found)
