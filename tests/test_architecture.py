@@ -118,65 +118,6 @@ def test_an_arrow_that_points_back_is_seen(tmp_path):
     assert imported(path) == {"engines", "data"}
 
 
-def opened(method: str) -> set[Path]:
-    """Files of `algorithms` and `clustering` that a reader of a method must open."""
-    start = PACKAGE / "algorithms" / method
-    waiting = [*start.glob("*.py")] or [start.with_suffix(".py")]
-    found: set[Path] = set()
-    while waiting:
-        path = waiting.pop()
-        if path in found:
-            continue
-        found.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for parts in (name.split(".") for name in names):
-                place = PACKAGE.joinpath(*parts[1:])
-                if (
-                    parts[:2] in (["coterie", "algorithms"], ["coterie", "clustering"])
-                    and parts[2:]
-                ):
-                    whole = [place.with_suffix(".py"), *place.glob("*.py")]
-                    waiting += [file for file in whole if file.exists()]
-    return found
-
-
-OPENED = {
-    "fedavg": 60,
-    "ifca": 450,
-    "clove": 600,
-    "survey": 1220,
-    "census": 1960,
-    "fedgmi": 800,
-    "blend": 1500,
-    "fedsoft": 450,
-    "fedgem": 900,
-    "mosaic": 2000,
-    "kfed": 450,
-    "federated_kmeans": 450,
-    "federated_cmeans": 450,
-    "fedprox": 450,
-    "ditto": 450,
-    "per_fedavg": 450,
-    "fedproto": 450,
-    "fedala": 450,
-    "fedpac": 450,
-    "fedem": 450,
-    "fedgmm": 450,
-}
-
-
-@pytest.mark.parametrize("method", OPENED)
-def test_a_reader_opens_few_lines(method):
-    lines = sum(len(path.read_text().splitlines()) for path in opened(method))
-    assert lines <= OPENED[method]
-
-
 def test_there_are_at_most_thirty_public_names():
     assert len(coterie.__all__) <= 30
     for name in coterie.__all__:

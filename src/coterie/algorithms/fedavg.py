@@ -1,7 +1,7 @@
 """FedAvg: one model for everybody.
 
-Every round the clients of a cohort train the common model on their own data, and the server
-averages what comes back, weighted by the number of samples.
+In every round the participating clients train the common model on their own data, and the server
+averages the results, weighted by the number of samples.
 
 References
 ----------
@@ -30,7 +30,17 @@ class State(NamedTuple):
 @register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Average the clients' models into one."""
+    """Average the clients' models into one.
+
+    Parameters
+    ----------
+    model
+        The network.
+    local
+        Local training: the number of epochs, the optimiser and its step size.
+    weights
+        Whether clients count by their number of samples ("samples") or alike ("equal").
+    """
 
     bar: ClassVar[float] = 0.4  # two groups that contradict each other allow one model 0.5
     model: Model
