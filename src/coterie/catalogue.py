@@ -15,7 +15,7 @@ from coterie.core.plugins import load_plugins
 
 assert algorithms  # imported for the methods it lists
 
-QUICKSTART = "rotated digits, 40 clients, 4 hidden groups: four methods under one protocol"
+QUICKSTART = "rotated digits, 40 clients, 4 hidden groups: five methods under one protocol"
 
 
 class Entry(NamedTuple):
