@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie import Algorithm, Client, Federation, LocalSGD, Mean, Model, each, register, task
+from coterie import Algorithm, Client, Federation, LocalSGD, Mean, Model, each, task
 from coterie.core import Fill
 from coterie.core.question import Question, question
 
@@ -28,7 +28,6 @@ def count_classes(method: "Newcomer", client: Client, *, most: int) -> dict[str,
     return {"classes": there.any(0).sum()}
 
 
-@register("newcomer")
 @dataclass(frozen=True)
 class Newcomer(Algorithm):
     """Average the clients' models, weighted by their number of classes.

@@ -372,7 +372,7 @@ FAULTS = {
     ),
     "divides by those asked": Fault(
         "lost_replies_do_no_harm",
-        "alone must not move a model.*who answered",
+        "alone must not move a model.*that answered",
         {"mean": divides_by_those_asked},
     ),
     "averages nobody": Fault(

@@ -116,13 +116,16 @@ def test_a_process_stopped_at_any_moment_resumes_exactly(tmp_path, how):
     assert content(tmp_path / "run") == content(tmp_path / "whole")
 
 
-def test_ctrl_c_counts_even_where_it_is_swallowed(tmp_path):
+@pytest.mark.parametrize("turned", [False, True])
+def test_ctrl_c_counts_even_where_it_is_swallowed_or_turned_into_another_error(tmp_path, turned):
     one = ready("fedavg", 3)
 
     class Deaf(FedAvg):
         def step(self, fed, state):
             with suppress(KeyboardInterrupt):  # as a callback from C does
                 signal.raise_signal(signal.SIGINT)
+            if turned:  # as NumPy does in a comparison
+                raise TypeError("cannot compare")
             return super().step(fed, state)
 
     deaf = Deaf(one.algorithm.model, one.algorithm.local)

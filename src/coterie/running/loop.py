@@ -177,7 +177,7 @@ def _attempt(
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C counts even where a library swallows its exception, as callbacks from C do."""
+    """Ctrl-C counts even where a library swallows its exception or turns it into another."""
     old = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(old):
         yield
@@ -191,6 +191,10 @@ def _ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, note)
     try:
         yield
+    except Exception as error:
+        if pressed:  # raised inside a library's C code, which reports an error of its own
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, old)
     if pressed:
