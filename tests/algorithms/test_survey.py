@@ -7,9 +7,9 @@ from torch import nn
 from coterie import metrics
 from coterie.algorithms import Survey, seeded
 from coterie.core import LocalSGD, Model
-from coterie.core.client import Batch
 from coterie.core.errors import ConfigError
 from coterie.core.random import fold, seed_key
+from coterie.core.tree import row
 from coterie.data import blobs, from_arrays
 from coterie.engines import Faults, Simulation
 from coterie.models import MLP
@@ -53,7 +53,7 @@ def test_the_block_by_hand(federate):
     fed.begin(-1)
     ids, block = seeded.ask(Survey(model, LOCAL), fed, fed.everyone(), seed, 3)
     for i in ids.tolist():
-        batch = Batch(*(leaf[0] for leaf in data.gather("train", torch.tensor([i]))))
+        batch = row(data.gather("train", torch.tensor([i])), 0)
         for r in range(3):
             losses = model.losses(model.init(fold(seed, r)), batch)
             for c in range(4):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import codes, fold, seed_key
-from coterie.core.tree import Tree
+from coterie.core.tree import Tree, leaves
 from coterie.data.arrays import from_arrays
 from coterie.data.federated import FederatedData, RowIndex
 
@@ -49,7 +49,7 @@ def test_the_order_of_ids_orders_the_clients_and_nothing_else():
     data = small()
     one = data.gather("train", torch.tensor([0, 1, 2]))
     other = data.gather("train", torch.tensor([2, 0, 1]))
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(leaves(one), leaves(other), strict=True):
         assert torch.equal(a[[2, 0, 1]], b)
 
 
@@ -156,8 +156,8 @@ def test_a_subset_keeps_what_belongs_to_its_clients():
     assert part.facts(torch.tensor([0]))["a"].tolist() == [2]
     for split in ("train", "test"):
         for a, b in zip(
-            part.gather(split, torch.tensor([0, 1])),
-            data.gather(split, torch.tensor([2, 0])),
+            leaves(part.gather(split, torch.tensor([0, 1]))),
+            leaves(data.gather(split, torch.tensor([2, 0]))),
             strict=True,
         ):
             assert torch.equal(a, b)

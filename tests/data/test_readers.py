@@ -231,7 +231,7 @@ def test_a_random_split_uses_every_row_once_and_depends_on_the_seed():
         ({}, {"split": "time"}, ConfigError, "Give time=COLUMN"),
         ({}, {"time": "day"}, DataError, "there must be a time column 'day'"),
         ({"day": ["2024-01-01"] * 9 + [""]}, {"time": "day"}, DataError, "Row 9 .* must have a ti"),
-        ({"day": ["31.12.2024"] * 10}, {"time": "day"}, DataError, "Row 0 .*written as 2024-12-31"),
+        ({"day": ["31.13.2024"] * 10}, {"time": "day"}, DataError, "Row 0 .*written as 2024-12-31"),
         ({}, {"split": "stratified"}, ConfigError, "'stratified' needs labels"),
         ({"part": ["test"] * 10}, {"split": "part"}, DataError, "Client 'a' has none"),
     ],

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Json
+from coterie.cli.options import Json, Time, Unit
 
 
 def advise(
@@ -17,6 +17,8 @@ def advise(
         str | None,
         typer.Option(help="Column with the name of the client, if the data are one table."),
     ] = None,
+    unit: Unit = None,
+    time: Time = None,
     model: Annotated[
         str | None, typer.Option(help="Network you want to train, e.g. linear, mlp or cnn.")
     ] = None,
@@ -55,7 +57,7 @@ def advise(
     from coterie.cli.sources import name_data
     from coterie.running.build import make_data
 
-    data = make_data(name_data(folder, label, client))
+    data = make_data(name_data(folder, label, client, unit, time))
     advice = advise_on(
         data,
         model=model,

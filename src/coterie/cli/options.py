@@ -14,6 +14,20 @@ Data = Annotated[
         help="Rows of one client: a CSV, Parquet or NPZ file, or a folder of class/image files."
     ),
 ]
+Unit = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Column whose rows belong together, e.g. the patient: kept on one side of every "
+        "split, counted once. May be repeated."
+    ),
+]
+Time = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Column that orders the rows: the latest are held back for testing. May be repeated, "
+        "e.g. year, month, day."
+    ),
+]
 
 
 def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:

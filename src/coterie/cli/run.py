@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Json, parse_sets
+from coterie.cli.options import Json, Time, Unit, parse_sets
 
 
 def run(
@@ -21,6 +21,8 @@ def run(
     client: Annotated[
         str | None, typer.Option(help="Column with the name of the client, if --data is one table.")
     ] = None,
+    unit: Unit = None,
+    time: Time = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
     ] = None,
@@ -91,7 +93,7 @@ def run(
         from coterie.cli.sources import name_data
 
         request = Request(
-            name_data(data, label, client),
+            name_data(data, label, client, unit, time),
             algorithm or DEFAULT_METHOD,
             n_groups=groups,
             start=start,

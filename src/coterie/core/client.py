@@ -19,11 +19,18 @@ class Batch(NamedTuple):
     y: Tensor  # [n, ...]   zeros where there are no labels
     mask: Tensor  # [n]     True for real rows
     weight: Tensor  # [n]   sample weights, ones unless a method sets them
+    unit: Tree = ()  # [n]  number of the unit (patient, device) of each row; () if none are named
 
     @property
     def size(self) -> Tensor:
         """Number of real rows."""
         return self.mask.sum()
+
+    def units(self) -> Tensor:
+        """Number of the unit that each row belongs to: [n]; without units, each row is one."""
+        if isinstance(self.unit, Tensor):
+            return self.unit
+        return torch.arange(self.mask.shape[0], device=self.mask.device)
 
     def share(self) -> Tensor:
         """Weight of each row in a mean over the real rows; all zeros if there is none."""
@@ -57,10 +64,8 @@ class Batch(NamedTuple):
 
     def first_of(self, index: Tensor, count: int) -> "Batch":
         """The first rows an index names; all of them must be real (outside stacks)."""
-        index = index[:count]
-        x = tree_map(lambda leaf: leaf.index_select(0, index), self.x)
-        mask = torch.ones(count, dtype=torch.bool, device=index.device)
-        return Batch(x, self.y.index_select(0, index), mask, self.weight.index_select(0, index))
+        picked = tree_map(lambda leaf: leaf.index_select(0, index[:count]), self)
+        return picked._replace(mask=torch.ones(count, dtype=torch.bool, device=index.device))
 
     def rows(self, index: Tensor, real: Tensor) -> "Batch":
         """The rows an index names, of which `real` says which count."""

@@ -1,6 +1,6 @@
 """Federations from arrays in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from coterie.core.random import fold, seed_key
 from coterie.core.tree import Tree
 from coterie.data.encoder import Encoder
 from coterie.data.federated import TASKS, FederatedData, RowIndex
+from coterie.data.tables import RawTable, to_array, to_cells
+from coterie.data.units import number_units, pool_units, read_times
 
 
 def from_arrays(
@@ -22,6 +24,8 @@ def from_arrays(
     test: tuple[Sequence[Any], Sequence[Any] | None] | None = None,
     test_fraction: float = 0.2,
     names: Sequence[str] | None = None,
+    unit: Sequence[Any] | None = None,
+    time: Sequence[Any] | None = None,
     truth: Sequence[int] | Tensor | None = None,
     task: str | None = None,
     seed: int = 0,
@@ -43,6 +47,13 @@ def from_arrays(
         Inputs and targets for testing. Without it a fraction of every client's rows is set aside.
     test_fraction
         That fraction; a client with two rows or more has at least one on either side.
+    unit
+        For each client, the unit of each of its rows (a patient, a device), as numbers or text.
+        Rows of a unit stay on one side of every split and count once where noise is estimated.
+        With `test`, those of the rows of `xs` come first, then those of the test rows.
+    time
+        For each client, the time of each of its rows, as numbers or dates. The latest rows are
+        then held back for testing. With `test`, in the same order as `unit`.
     truth
         Group of each client, for metrics alone.
     task
@@ -102,6 +113,7 @@ def from_arrays(
                 )
         task, y, n_outputs, classes = _targets(targets, owners, task, n_outputs)
 
+    beside = _beside({"unit": unit, "time": time}, names, sizes, len(xs_test) > 0)
     data = FederatedData(
         x,
         y,
@@ -116,12 +128,65 @@ def from_arrays(
         truth=None if truth is None else _groups(truth),
         classes=classes,
         encoder=Encoder.of_arrays(x, task, classes),
+        unit=beside["unit"],
+        time=beside["time"],
     )
     if test is not None:
+        _check_apart(data)
         return data
     key = fold(seed_key(seed), "test")
-    train, tested = data.rows["train"].divide(names, test_fraction, key)
+    train, tested = data.rows["train"].divide(names, test_fraction, key, data.unit, data.time)
     return replace(data, rows={"train": train, "test": tested})
+
+
+def _beside(
+    columns: Mapping[str, Sequence[Any] | None],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    tested: bool,
+) -> dict[str, Tensor | None]:
+    """Units and times of the rows of the pool, where they are given for each client."""
+    out: dict[str, Tensor | None] = {}
+    m = len(names)
+    for what, column in columns.items():
+        out[what] = None
+        if column is None:
+            continue
+        _same_length(what, len(column), m)
+        parts: list[np.ndarray] = []
+        for i, (value, name) in enumerate(zip(column, names, strict=True)):
+            array = to_array(value, f"client '{name}'", what)
+            n = sizes[i] + (sizes[m + i] if tested else 0)
+            if array.shape != (n,):
+                raise DataError(
+                    f"from_arrays: {what} must have a value for each row. Client '{name}' has {n} "
+                    f"rows and {what} of shape {list(array.shape)}."
+                )
+            table = RawTable(f"client '{name}'", {what: to_cells(array)}, np.arange(n))
+            parts.append((number_units if what == "unit" else read_times)(table, [what]))
+        if what == "unit":
+            flat = pool_units(parts).split([len(part) for part in parts])
+            pieces = [part.numpy() for part in flat]
+        else:
+            pieces = parts
+        ends = [part[:n] for part, n in zip(pieces, sizes, strict=False)]
+        ends += [part[n:] for part, n in zip(pieces, sizes, strict=False)]
+        out[what] = torch.as_tensor(np.concatenate(ends))
+    return out
+
+
+def _check_apart(data: FederatedData) -> None:
+    """Refuse units that have rows for training and for testing."""
+    if data.unit is None:
+        return
+    train, test = (data.unit[data.rows[split].index] for split in ("train", "test"))
+    both = torch.isin(test, train)
+    if both.any():
+        name = data.names[int(data.rows["test"].owner[both][0])]
+        raise DataError(
+            f"from_arrays: all rows of a unit must be on one side of the split. Client '{name}' "
+            f"has a unit with rows in xs and in test. Move them to one side."
+        )
 
 
 def unit_scale(x: Tensor, facts: Tree) -> Tensor:

@@ -17,6 +17,7 @@ from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable
+from coterie.data.units import number_units, pool_units, read_times
 
 MAX_LABELS = 20
 
@@ -38,8 +39,13 @@ class Reading:
     split
         "random", "stratified" (every label in its share), "time" (the latest rows are held back),
         or a column that says train, validation or test.
+    unit
+        Column that says which rows belong together: a patient, a device, a day. Rows of a unit
+        stay on one side of every split and count once where noise is estimated. The fractions are
+        then shares of units. Several columns: rows that agree in all of them.
     time
-        Column that orders the rows; asks for split="time".
+        Column that orders the rows, by numbers or dates; asks for split="time". Several columns of
+        numbers, such as year, month and day: the first one decides, then the second, and so on.
     seed
         Seed of the split.
     normalise
@@ -59,7 +65,8 @@ class Reading:
     test_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
     validation_fraction: Annotated[float, Ge(0), Lt(1)] = 0.0
     split: str = "random"
-    time: str | None = None
+    unit: tuple[str, ...] = ()
+    time: tuple[str, ...] = ()
     seed: int = 0
     normalise: bool = True
     names: tuple[str, ...] | None = None
@@ -68,8 +75,12 @@ class Reading:
     drop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("unit", "time"):
+            value = getattr(self, name)
+            if value is None or isinstance(value, str):
+                object.__setattr__(self, name, () if value is None else (value,))
         check_fields(self)
-        if self.time is not None and self.split == "random":
+        if self.time and self.split == "random":
             object.__setattr__(self, "split", "time")
 
     def changed(self) -> dict[str, Any]:
@@ -121,6 +132,7 @@ def assemble(
     codes: list[Tensor] | None = None
     if target.task == "classification":
         codes = [encoder.labels(table) for table in tables]
+    units, times = read_units(tables, options)
     parts = divide(
         tables,
         names,
@@ -129,7 +141,8 @@ def assemble(
         validation_fraction=options.validation_fraction,
         seed=options.seed,
         labels=None if codes is None else [part.numpy() for part in codes],
-        time=options.time,
+        time=times,
+        unit=units,
     )
     for client, rows in zip(names, parts[0], strict=True):
         if not len(rows):
@@ -167,6 +180,7 @@ def assemble(
         split: RowIndex.of([torch.as_tensor(own + s) for own, s in zip(part, starts, strict=False)])
         for split, part in zip(SPLITS, parts, strict=True)
     }
+    pooled = None if units is None else pool_units(units)
     said = [note for table in tables for note in table.notes]
     return FederatedData(
         x,
@@ -181,7 +195,18 @@ def assemble(
         options=None if record is None else {**record, **options.changed()},
         notes=tuple(dict.fromkeys([*([target.note] if target.note else []), *said, *notes])),
         encoder=encoder,
+        unit=pooled,
+        time=None if times is None else torch.as_tensor(np.concatenate(times)),
     )
+
+
+def read_units(
+    tables: Sequence[RawTable], options: Reading
+) -> tuple[list[np.ndarray] | None, list[np.ndarray] | None]:
+    """Units and times of each client's rows, where columns for them are named."""
+    units = [number_units(table, options.unit) for table in tables] if options.unit else None
+    times = [read_times(table, options.time) for table in tables] if options.time else None
+    return units, times
 
 
 def _chosen(
@@ -245,7 +270,7 @@ def _columns(
                         f"'{name}', {other.source} has not. Add it there, or leave it out: "
                         f"drop=['{name}']."
                     )
-    aside = {label, options.time}
+    aside = {label, *options.unit, *options.time}
     if options.split not in RULES:
         aside.add(options.split)
     return [name for name in first.cells if name not in aside], tables

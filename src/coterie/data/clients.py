@@ -9,13 +9,14 @@ import torch
 
 from coterie.core.config import construct
 from coterie.core.errors import DataError
-from coterie.data.assemble import Reading
+from coterie.data.assemble import Reading, read_units
 from coterie.data.card import DataCard
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.images import read_client
 from coterie.data.readers import as_table
 from coterie.data.splits import divide
 from coterie.data.tables import ENDINGS, RawTable, read_file
+from coterie.data.units import pool_units
 
 
 def client_file(path: Path, name: str, sample_shape: Any = None) -> RawTable:
@@ -69,6 +70,7 @@ def one_client(
     else:
         y = card.encoder.labels(table)
     labels = [y.numpy()] if card.task == "classification" else None
+    units, times = read_units([table], reading)
     parts = divide(
         [table],
         [name],
@@ -77,7 +79,8 @@ def one_client(
         validation_fraction=reading.validation_fraction,
         seed=reading.seed,
         labels=labels,
-        time=reading.time,
+        time=times,
+        unit=units,
     )
     rows = {
         split: RowIndex.of([torch.as_tensor(p[0])]) for split, p in zip(SPLITS, parts, strict=True)
@@ -91,4 +94,6 @@ def one_client(
         n_outputs=card.n_outputs,
         classes=card.classes,
         encoder=card.encoder,
+        unit=None if units is None else pool_units(units),
+        time=None if times is None else torch.as_tensor(times[0]),
     )

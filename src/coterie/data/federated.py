@@ -81,13 +81,59 @@ class RowIndex(NamedTuple):
             self.index[blocks.position + self.offsets[ids][blocks.owner]], blocks.offsets
         )
 
-    def divide(
-        self, names: Sequence[str], fraction: float, key: Tensor
-    ) -> tuple["RowIndex", "RowIndex"]:
-        """Part a random fraction of every client's rows from the rest: (rest, part).
+    def of_units(self, unit: Tensor) -> tuple["RowIndex", Tensor]:
+        """The units of every client, and which of them each entry of `index` belongs to.
 
-        Who goes depends on the key, the client's name and the number of its rows, and on no
-        other client. With two rows or more, a client has at least one on either side.
+        Parameters
+        ----------
+        unit
+            Number of the unit of each entry of `index`. Units of different clients are different.
+
+        Returns
+        -------
+        units
+            One entry per unit: the place in `index` of its first row.
+        member
+            Number of its unit, for each entry of `index`. A client's units are numbered in the
+            order in which they first occur.
+
+        Examples
+        --------
+        >>> units, member = RowIndex.blocks([3, 1]).of_units(torch.tensor([7, 4, 7, 7]))
+        >>> units.index.tolist(), units.sizes.tolist(), member.tolist()
+        ([0, 1, 3], [2, 1], [0, 1, 0, 2])
+        """
+        pair = torch.stack([self.owner, unit.long()], 1)
+        _, code = pair.unique(dim=0, return_inverse=True)
+        n, place = int(code.max()) + 1 if len(code) else 0, torch.arange(len(code))
+        first = torch.full((n,), len(code)).scatter_reduce(0, code, place, "amin")
+        order = first.argsort()
+        starts = first[order]
+        sizes = torch.bincount(self.owner[starts], minlength=len(self.offsets) - 1)
+        return RowIndex(starts, _ends(sizes)), order.argsort()[code]
+
+    def divide(
+        self,
+        names: Sequence[str],
+        fraction: float,
+        key: Tensor,
+        unit: Tensor | None = None,
+        time: Tensor | None = None,
+    ) -> tuple["RowIndex", "RowIndex"]:
+        """Part a fraction of every client's units from the rest: (rest, part).
+
+        With two units or more, a client has at least one on either side.
+
+        Parameters
+        ----------
+        names, key
+            Which units are drawn depends on the key, the client's name and the number of its
+            units, and on no other client.
+        unit
+            Number of the unit of each pool row; None: every row is a unit.
+        time
+            Time of each pool row. The part then consists of the units whose last row is latest,
+            and nothing is drawn.
         """
         if not 0.0 <= fraction < 1.0:
             raise ConfigError(
@@ -95,14 +141,21 @@ class RowIndex(NamedTuple):
             )
         if fraction == 0.0:
             return self, RowIndex.none(len(names))
-        owner, position = self.owner, self.position
-        draw = fold(key, codes(names)[owner], position)
-        order = draw.argsort(stable=True)
+        units, member = self, torch.arange(len(self.index))
+        if unit is not None:
+            units, member = self.of_units(unit[self.index])
+        owner, position = units.owner, units.position
+        if time is None:
+            order = fold(key, codes(names)[owner], position).argsort(stable=True)
+        else:
+            last = torch.full((len(owner),), -torch.inf, dtype=torch.float64)
+            last = last.scatter_reduce(0, member, time[self.index].double(), "amax")
+            order = last.argsort(stable=True).flip(0)  # of equal times, the later row first
         order = order[owner[order].argsort(stable=True)]
         rank = torch.empty_like(position)
         rank[order] = position  # sorted by client, an entry's place is its rank
-        count = (self.sizes * fraction).round().long().clamp(min=1)
-        part = rank < torch.minimum(count, self.sizes - 1)[owner]
+        count = (units.sizes * fraction).round().long().clamp(min=1)
+        part = (rank < torch.minimum(count, units.sizes - 1)[owner])[member]
         return self.where(~part), self.where(part)
 
 
@@ -149,6 +202,13 @@ class FederatedData:
         What a reader of results ought to know about these data.
     encoder
         How rows as the user has them become these inputs and targets; None where there is no rule.
+    unit
+        Number of the unit of each row of the pool (a patient, a device, a day): rows of a unit are
+        not independent, stay together in every split, and count once where noise is estimated.
+        Numbers are compared within a client only. None: every row is a unit. Clients see them as
+        `batch.units()`.
+    time
+        Time of each row of the pool, in any unit. If given, `hold_out` takes the latest rows.
 
     >>> x, y = torch.arange(6.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1])
     >>> data = FederatedData(
@@ -181,6 +241,8 @@ class FederatedData:
     options: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
+    unit: Tensor | None = None  # [rows]
+    time: Tensor | None = None  # [rows]
 
     def __post_init__(self) -> None:
         for split in self.rows:
@@ -233,6 +295,12 @@ class FederatedData:
                 raise DataError(
                     f"FederatedData: x and y must have one row per sample each. "
                     f"x has {len(leaf)} rows, y has {n_rows}."
+                )
+        for what, column in (("unit", self.unit), ("time", self.time)):
+            if column is not None and column.shape != (n_rows,):
+                raise DataError(
+                    f"FederatedData: {what} must have one number for each of {n_rows} rows. Got "
+                    f"shape {list(column.shape)}."
                 )
         for split, rows in self.rows.items():
             wild = (rows.index < 0) | (rows.index >= n_rows)
@@ -309,6 +377,7 @@ class FederatedData:
             y=y if y.is_floating_point() else y.long(),
             mask=mask,
             weight=torch.ones(mask.shape),
+            unit=() if self.unit is None else self.unit[index],
         )
 
     def _inputs(self, index: Tensor, ids: Ids) -> Tree:
@@ -360,10 +429,11 @@ class FederatedData:
         )
 
     def hold_out(self, fraction: float, seed: int) -> "FederatedData":
-        """Move a random fraction of every client's training rows to "validation".
+        """Move a fraction of every client's training rows to "validation".
 
-        A client's draw depends on the seed, its name and its number of rows. One that has a
-        single training row keeps it.
+        Rows of a unit move together. If the data have times, the latest move, otherwise a client's
+        draw depends on the seed, its name and its number of units. A client that has a single
+        unit keeps it.
 
         >>> from coterie.data import from_arrays
         >>> data = from_arrays([torch.ones(10, 1)], [torch.zeros(10)], test_fraction=0.0)
@@ -377,13 +447,21 @@ class FederatedData:
                 f"There are {len(self.rows['validation'].index)} already."
             )
         key = fold(seed_key(seed), "validation")
-        train, validation = self.rows["train"].divide(self.names, fraction, key)
+        train, validation = self.rows["train"].divide(
+            self.names, fraction, key, self.unit, self.time
+        )
         return replace(
             self,
             rows={**self.rows, "train": train, "validation": validation},
             options=None,
-            notes=(*self.notes, f"{fraction:g} of the training rows held out, seed {seed}."),
+            notes=(*self.notes, self._hold_out_note(fraction, seed)),
         )
+
+    def _hold_out_note(self, fraction: float, seed: int) -> str:
+        what = "rows" if self.unit is None else "units"
+        if self.time is None:
+            return f"{fraction:g} of the training {what} held out, seed {seed}."
+        return f"The latest {fraction:g} of the training {what} held out."
 
     def fingerprint(self) -> str:
         """Hash of arrays, rows, names and facts: equal data give it in any process.
@@ -395,6 +473,8 @@ class FederatedData:
         digest.update(f"{self.task} {self.n_outputs} {kind.__qualname__}\0".encode())  # type: ignore[union-attr]
         digest.update("\0".join(self.names).encode())
         tree = {"x": self.x, "y": self.y, "rows": self.rows, "facts": self.client_facts}
+        named = {"unit": self.unit, "time": self.time}
+        tree |= {name: column for name, column in named.items() if column is not None}
         for path, leaf in named_leaves(tree):
             digest.update(f"\0{'/'.join(path)} {leaf.dtype} {tuple(leaf.shape)}\0".encode())
             digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)

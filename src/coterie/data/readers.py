@@ -29,8 +29,8 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     label
         Column to predict; None: the inputs are reconstructed.
     options
-        See `Reading`: task, test_fraction, validation_fraction, split, time, seed, normalise,
-        names, categorical, text, drop.
+        See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
+        normalise, names, categorical, text, drop.
 
     >>> rows = {"site": ["a", "a", "b", "b"], "age": [1.0, 2.0, 3.0, 6.0], "ill": [0, 1, 1, 0]}
     >>> data = from_table(rows, client="site", label="ill", test_fraction=0)
@@ -97,8 +97,8 @@ def from_folder(
     size
         Height and width to scale images to; without it they must agree.
     options
-        See `Reading`: task, test_fraction, validation_fraction, split, time, seed, normalise,
-        names, categorical, text, drop.
+        See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
+        normalise, names, categorical, text, drop.
     """
     chosen = construct(Reading, options)
     folder = Path(path)

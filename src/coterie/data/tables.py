@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ class RawTable(NamedTuple):
     x: np.ndarray | None = None  # [n, ...]  inputs that are no columns: images, tokens
     split: np.ndarray | None = None  # [n]  place in SPLITS, where the source says it
     notes: tuple[str, ...] = ()
+    beside: Mapping[str, Cells] = MappingProxyType({})  # columns that are never inputs
 
     def take(self, index: np.ndarray) -> "RawTable":
         """Some of the rows."""
@@ -79,6 +81,7 @@ class RawTable(NamedTuple):
             rows=self.rows[index],
             x=None if self.x is None else self.x[index],
             split=None if self.split is None else self.split[index],
+            beside={name: cells.take(index) for name, cells in self.beside.items()},
         )
 
     def at(self, position: int) -> str:
@@ -299,9 +302,14 @@ def to_array(value: Any, source: str, what: str = "the value") -> np.ndarray:
 
 
 def _arrays(arrays: Mapping[str, Any], source: str) -> RawTable:
-    """Arrays x and y, or x_train, y_train, x_test and y_test (and x_validation, y_validation)."""
+    """Arrays x and y, or x_train, y_train, x_test and y_test (and x_validation, y_validation).
+
+    Other arrays with a value per row stand beside them, for `unit` and `time`.
+    """
     if "x" in arrays:
-        return from_arrays(arrays["x"], arrays.get("y"), source)
+        table = from_arrays(arrays["x"], arrays.get("y"), source)
+        rest = {name: value for name, value in arrays.items() if name not in ("x", "y")}
+        return table._replace(beside=_beside(rest, len(table.rows), source))
     if "x_train" not in arrays:
         raise DataError(
             f"{source}: arrays must be named x and y, or x_train, y_train, x_test and y_test. "
@@ -317,7 +325,19 @@ def _arrays(arrays: Mapping[str, Any], source: str) -> RawTable:
         )
     y = None if ys[0] is None else np.concatenate([to_array(part, source) for part in ys])
     split = np.repeat([SPLITS.index(name) for name in parts], [len(x) for x in xs])
-    return from_arrays(np.concatenate(xs), y, source)._replace(split=split)
+    rest = {
+        name: np.concatenate([to_array(arrays[f"{name}_{part}"], source) for part in parts])
+        for name in sorted({name.rpartition("_")[0] for name in arrays} - {"x", "y"})
+        if all(f"{name}_{part}" in arrays for part in parts)
+    }
+    beside = _beside(rest, len(split), source)
+    return from_arrays(np.concatenate(xs), y, source)._replace(split=split, beside=beside)
+
+
+def _beside(arrays: Mapping[str, Any], n: int, source: str) -> dict[str, Cells]:
+    """The arrays that have one value for each of n rows."""
+    columns = {name: to_array(value, source) for name, value in arrays.items()}
+    return {name: to_cells(c) for name, c in columns.items() if c.shape == (n,)}
 
 
 def from_arrays(x: Any, y: Any, source: str) -> RawTable:

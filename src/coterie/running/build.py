@@ -29,7 +29,7 @@ from coterie.core.config import check_fields, construct, load
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
-from coterie.core.tree import named_leaves
+from coterie.core.tree import named_leaves, tree_map
 from coterie.data.federated import FederatedData
 from coterie.running.evaluation import LOSS_OF
 from coterie.running.start import check_start, read_start
@@ -312,7 +312,7 @@ def check(ready: Run) -> None:
 def check_model(model: Model, source: FederatedData) -> None:
     """Refuse a model whose inputs, outputs or loss do not fit the data."""
     batch = source.gather("train", torch.tensor([0]))
-    batch = type(batch)(*(_few(leaf) for leaf in batch))
+    batch = tree_map(lambda leaf: leaf[0, :2], batch)
     try:
         with torch.no_grad():
             output = model.apply(model.init(torch.tensor(0)), batch.x)
@@ -339,12 +339,6 @@ def check_model(model: Model, source: FederatedData) -> None:
             f"Model: the loss must give one value per sample. Got shape {tuple(losses.shape)} for "
             f"{len(batch.mask)} samples."
         )
-
-
-def _few(leaf: Any) -> Any:
-    if isinstance(leaf, dict):
-        return {name: _few(value) for name, value in leaf.items()}
-    return leaf[0, :2]
 
 
 def describe(algorithm: Algorithm, source: Any, settings: Settings) -> Description:

@@ -16,7 +16,7 @@ from coterie.core.errors import TaskError
 from coterie.core.federation import BankRows, Federation
 from coterie.core.model import LOSSES
 from coterie.core.question import Question, question
-from coterie.core.tree import Ids, Tree, flat, put, row
+from coterie.core.tree import Ids, Tree, flat, put, row, tree_map
 from coterie.data.federated import FederatedData
 
 LOSS_OF = {
@@ -172,7 +172,7 @@ class Oracle:
         assert self.data.truth is not None
         batch = self.data.gather("test", torch.nonzero(self.data.truth == group).flatten())
         keep = batch.mask.flatten()
-        return Batch(*(_rows(leaf, keep) for leaf in batch))
+        return _rows(batch, keep)
 
     def client_matrix(self) -> Tensor:
         """Accuracy (or loss, without classes) of each client's model on each true group: [m, g]."""
@@ -271,10 +271,8 @@ class Oracle:
         return metrics.parameter_distance(models.double(), targets.double(), nearest=nearest)
 
 
-def _rows(leaf: Any, keep: Tensor) -> Any:
-    if isinstance(leaf, dict):
-        return {name: _rows(value, keep) for name, value in leaf.items()}
-    return leaf.flatten(0, 1)[keep]
+def _rows(tree: Any, keep: Tensor) -> Any:
+    return tree_map(lambda leaf: leaf.flatten(0, 1)[keep], tree)
 
 
 @question(stackable=False, phase="evaluation", key="components")

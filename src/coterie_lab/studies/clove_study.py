@@ -34,6 +34,7 @@ from coterie.clustering.hierarchical import choose_k
 from coterie.clustering.kmeans import kmeans
 from coterie.core.algorithm import find
 from coterie.core.client import Batch
+from coterie.core.tree import row
 from coterie.data import FederatedData, from_arrays
 from coterie.engines import Simulation
 from coterie.running.evaluation import evaluate
@@ -478,7 +479,7 @@ def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[s
         return torch.tensor([meaning.get(int(g), -1) for g in group]), fits
 
     batches = [data.gather("train", guests[i : i + 1]) for i in range(len(guests))]
-    own = [Batch(*(leaf[0] for leaf in batch)) for batch in batches]
+    own = [row(batch, 0) for batch in batches]
     truth = data.truth[guests]
     for n in (50, 100, 500):
         group, fits = place([b.x[:n] for b in own], [b.y[:n] for b in own])
@@ -517,7 +518,7 @@ def partition_of(source: str, seed: int) -> list[Batch]:
 
     data = make("published_feature_skew", source=source, clients_per_group=24, n=100, seed=seed)
     batches = [data.gather("train", torch.tensor([i])) for i in range(24)]
-    return [Batch(*(leaf[0] for leaf in batch)) for batch in batches]
+    return [row(batch, 0) for batch in batches]
 
 
 def main() -> None:

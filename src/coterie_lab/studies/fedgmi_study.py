@@ -220,10 +220,7 @@ def judge(algorithm: Blend | FedGMI, fed: Simulation, state: Any, mixed: Mixed) 
             n = len(x)
             batch = Batch(x, y, torch.ones(n).bool(), torch.ones(n))
             scores = torch.cat(
-                [
-                    score(algorithm.vae, vaes, Batch(*(leaf[a : a + 2000] for leaf in batch)))
-                    for a in range(0, n, 2000)
-                ]
+                [score(algorithm.vae, vaes, batch.part(a, 2000)) for a in range(0, n, 2000)]
             )
             held += int((back[scores.argmin(1)] == true).sum())
             if experts:
