@@ -75,7 +75,8 @@ def batch(x: Any, y: Any = None, mask: Any = None) -> Batch:
 def room(train: Batch, seed: int = 0, round: int = 0) -> Client:
     """A client outside any engine."""
     key = seed_key(seed)
-    return Client(train, train, {}, {}, fold(key, "client"), key, torch.tensor(round))
+    own = fold(key, "client")
+    return Client(train, train, {}, {}, own, key, torch.tensor(round), own)
 
 
 def rooms(data: FederatedData) -> Client:
@@ -83,14 +84,16 @@ def rooms(data: FederatedData) -> Client:
     ids = torch.arange(len(data))
     train = data.gather("train", ids)
     key = seed_key(0).expand(len(ids))
-    return Client(train, train, {}, {}, fold(key, ids), key, torch.zeros_like(ids))
+    own = fold(key, ids)
+    return Client(train, train, {}, {}, own, key, torch.zeros_like(ids), own)
 
 
 def alone(data: FederatedData, i: int) -> Client:
     """The same client, unpadded."""
     train = row(data.gather("train", torch.tensor([i])), 0)
     key = seed_key(0)
-    return Client(train, train, {}, {}, fold(key, i), key, torch.tensor(0))
+    own = fold(key, i)
+    return Client(train, train, {}, {}, own, key, torch.tensor(0), own)
 
 
 def everywhere(data: FederatedData, task: Any, *given: Any, **options: Any) -> dict[str, Any]:

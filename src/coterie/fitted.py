@@ -261,7 +261,7 @@ class Fitted:
             given = row(given.tree, 0)
         key, empty = seed_key(0), torch.zeros(0)
         batch = Batch(empty, empty, empty.bool(), empty)
-        me = Client(batch, batch, {}, self.memory.get(number, {}), key, key, torch.tensor(0))
+        me = Client(batch, batch, {}, self.memory.get(number, {}), key, key, torch.tensor(0), key)
         return self.algorithm.personalise(me, given)
 
 

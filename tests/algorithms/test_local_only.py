@@ -2,6 +2,7 @@ import torch
 
 from coterie.algorithms import LocalOnly
 from coterie.core import Model
+from coterie.core.random import initial_key
 from coterie.engines import Simulation
 from coterie.models import LinearRegressor
 
@@ -17,7 +18,7 @@ def test_two_rounds_by_hand(federate, points, scalar, half, first, play):
     algorithm, fed = LocalOnly(scalar, half), federate(points([5.0], [-7.0, -9.0]))
     state = first(algorithm, fed)
     [_, after] = play(algorithm, fed, state, 2)
-    w = scalar.init(fed.run_key)["weight"]
+    w = scalar.init(initial_key(fed.run_key))["weight"]
     expected = torch.stack([5 + (w - 5) / 4, -8 + (w + 8) / 4])
     torch.testing.assert_close(own_models(algorithm, fed, after.state), expected)
 
@@ -26,7 +27,7 @@ def test_everybody_trains_whoever_is_in_the_cohort(points, scalar, half, first, 
     fed = Simulation(points([5.0], [5.0], [5.0], [5.0]), participation=0.25)
     algorithm = LocalOnly(scalar, half)
     state = play(algorithm, fed, first(algorithm, fed), 3)[-1].state
-    w = scalar.init(fed.run_key)["weight"]
+    w = scalar.init(initial_key(fed.run_key))["weight"]
     torch.testing.assert_close(own_models(algorithm, fed, state), (5 + (w - 5) / 8).expand(4, 1))
 
 

@@ -50,7 +50,7 @@ def client(fed, data, i):
 
     train = row(data.gather("train", torch.tensor([i])), 0)
     key = torch.tensor(0)
-    return Client(train, train, {}, fed.memory.get(i), key, key, key)
+    return Client(train, train, {}, fed.memory.get(i), key, key, key, key)
 
 
 def log_likelihoods(fed, data, state):

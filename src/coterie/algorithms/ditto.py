@@ -26,6 +26,7 @@ from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD, half_square_distance
 from coterie.core.tree import Ids, Params, Tree, tree_map
 
@@ -61,7 +62,7 @@ class Ditto(Algorithm):
     # server
 
     def init(self, fed: Federation) -> State:
-        return State(self.model.init(fed.key("model")))
+        return State(self.model.init(initial_key(fed.run_key)))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         mean = Mean("params", state.params, weight="n")
@@ -71,7 +72,10 @@ class Ditto(Algorithm):
     # client
 
     def client_init(self, client: Client) -> Tree:
-        return {"params": self.model.init(client.run_key), "trained": torch.tensor(False)}
+        return {
+            "params": self.model.init(initial_key(client.run_key)),
+            "trained": torch.tensor(False),
+        }
 
     @task
     def update(self, client: Client, params: Params) -> Reply:

@@ -31,7 +31,7 @@ from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
-from coterie.core.random import fold, permutation
+from coterie.core.random import fold, initial_key, permutation
 from coterie.core.training import LocalSGD, trainable
 from coterie.core.tree import Ids, Params, Tree
 
@@ -83,7 +83,7 @@ class FedALA(Algorithm):
     # server
 
     def init(self, fed: Federation) -> State:
-        return State(self.model.init(fed.key("model")))
+        return State(self.model.init(initial_key(fed.run_key)))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         mean = Mean("params", state.params, weight="n")
@@ -93,7 +93,7 @@ class FedALA(Algorithm):
     # client
 
     def client_init(self, client: Client) -> Tree:
-        params = self.model.init(client.run_key)
+        params = self.model.init(initial_key(client.run_key))
         blend = {name: torch.ones_like(params[name]) for name in top_layers(params, self.layers)}
         return {"params": params, "blend": blend, "times": torch.tensor(0)}
 

@@ -19,6 +19,7 @@ from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params
 
@@ -48,7 +49,7 @@ class FedAvg(Algorithm):
     weights: Literal["samples", "equal"] = "samples"
 
     def init(self, fed: Federation) -> State:
-        return State(self.model.init(fed.key("model")))
+        return State(self.model.init(initial_key(fed.run_key)))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         weight = "n" if self.weights == "samples" else None

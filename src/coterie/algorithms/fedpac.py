@@ -31,6 +31,7 @@ from coterie.core.algorithm import Algorithm, Fill, Info, register
 from coterie.core.client import Batch, Client, task
 from coterie.core.federation import Each, Federation, each
 from coterie.core.model import Model
+from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, flat, put
 
@@ -78,7 +79,7 @@ class FedPAC(Algorithm):
     # server
 
     def init(self, fed: Federation) -> State:
-        body, head = self.model.split(self.model.init(fed.key("model")))
+        body, head = self.model.split(self.model.init(initial_key(fed.run_key)))
         n_classes, n_features = head_shape(self.model)
         heads = torch.full((fed.n_clients, len(flat(head))), torch.nan, dtype=self.model.dtype)
         prototypes = torch.zeros(n_classes, n_features, dtype=self.model.dtype)

@@ -32,6 +32,7 @@ from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Batch, Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree
 
@@ -84,7 +85,10 @@ class FedProto(Algorithm):
     # client
 
     def client_init(self, client: Client) -> Tree:
-        return {"params": self.model.init(client.run_key), "trained": torch.tensor(False)}
+        return {
+            "params": self.model.init(initial_key(client.run_key)),
+            "trained": torch.tensor(False),
+        }
 
     @task
     def update(self, client: Client, prototypes: Tensor, known: Tensor) -> Reply:

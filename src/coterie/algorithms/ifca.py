@@ -84,7 +84,7 @@ class IFCA(Algorithm):
 
     def init(self, fed: Federation) -> State:
         same = self.init_models == "same"
-        parts = common.draw_models(self.model, fed.key("models", 0), self.n_groups, same)  # line 1
+        parts = common.draw_models(self.model, fed.key("models"), self.n_groups, same)  # line 1
         return State(*parts, fed.per_client(-1), fed.per_client(0), torch.tensor(False))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:

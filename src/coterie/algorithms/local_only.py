@@ -18,6 +18,7 @@ from coterie.core.algorithm import Algorithm, Info, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree
 
@@ -43,7 +44,7 @@ class LocalOnly(Algorithm):
         return state, {}
 
     def client_init(self, client: Client) -> Tree:
-        return {"params": self.model.init(client.run_key)}  # all clients begin with the same model
+        return {"params": self.model.init(initial_key(client.run_key))}  # the same for all clients
 
     @task
     def update(self, client: Client) -> Reply:

@@ -33,7 +33,7 @@ from coterie.core.client import Batch, Client, task
 from coterie.core.federation import Federation
 from coterie.core.layers import current_mode, training
 from coterie.core.model import Model
-from coterie.core.random import fold
+from coterie.core.random import fold, initial_key
 from coterie.core.training import LocalSGD, join, part
 from coterie.core.tree import Ids, Params
 
@@ -80,7 +80,7 @@ class PerFedAvg(Algorithm):
     # server
 
     def init(self, fed: Federation) -> State:
-        return State(self.model.init(fed.key("model")))
+        return State(self.model.init(initial_key(fed.run_key)))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         mean = Mean("params", state.params, weight="n")

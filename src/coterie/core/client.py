@@ -83,6 +83,7 @@ class Client(NamedTuple):
     key: Tensor  # its own randomness for this call
     run_key: Tensor  # the same for all clients
     round: Tensor
+    local_key: Tensor  # randomness of local training: the same for every method (see `LocalSGD`)
 
 
 @dataclass(frozen=True)

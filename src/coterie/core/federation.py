@@ -17,6 +17,9 @@ from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
 
+LOCAL = "update"
+"""Label of local training in the clients' keys."""
+
 
 @dataclass(frozen=True)
 class BankRows:
@@ -52,6 +55,7 @@ class Call(NamedTuple):
     ids: Ids
     phase: str
     key: Tensor  # of the exchange; folded with each client's name
+    local_key: Tensor  # of local training in it; likewise
 
     @property
     def owner(self) -> Any:
@@ -254,12 +258,19 @@ class Federation(ABC):
         return to[answered[order]], reply
 
     def call(self, task: Callable[..., Any], given: tuple[Any, ...], to: Ids) -> Call:
-        """A call as engines see it; each has a key of its own."""
+        """A call as engines see it.
+
+        Each call has a key of its own. The key of local training does not depend on the name of the
+        task: methods that train a client once in a round draw the same batches and dropout, so that
+        they differ in what they do and not in luck.
+        """
         info = info_of(task)
         number = self._calls.get(info.name, 0)
         self._calls[info.name] = number + 1
-        key = fold(self.run_key, "client", self.round, info.name, number)
-        return Call(task, info, given, to, self._phase or info.phase, key)
+        of_round = fold(self.run_key, "client", self.round)
+        key = fold(of_round, info.name, number)
+        local = key if isinstance(task, Question) else fold(of_round, LOCAL, number)
+        return Call(task, info, given, to, self._phase or info.phase, key, local)
 
     @abstractmethod
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:

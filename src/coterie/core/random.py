@@ -72,6 +72,14 @@ def fold(key: Tensor, *labels: int | str | Tensor) -> Tensor:
     return key
 
 
+def initial_key(run_key: Tensor, number: int = 0) -> Tensor:
+    """Key of the initial model of this number, for server and clients alike.
+
+    All methods begin with the model of number 0; those with several models have more numbers.
+    """
+    return fold(run_key, "server", -1, "models", number)
+
+
 def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Hashed counters, int64 over its whole range."""
     counter = torch.arange(1, math.prod(shape) + 1, device=key.device).reshape(shape)

@@ -86,7 +86,7 @@ class LocalSGD:
         """
         batch = client.train if on is None else on
         fit = Fit(self, losses, penalty, direction)
-        return train(fit, params, batch, fold(client.key, "local", salt), client.round, given)
+        return train(fit, params, batch, fold(client.local_key, "local", salt), client.round, given)
 
     def gradient(
         self, client: Client, params: Tree, losses: Losses, given: tuple[Tree, ...] = ()
@@ -95,7 +95,7 @@ class LocalSGD:
 
         Leaves that are not trained get zeros.
         """
-        key, batch = fold(client.key, "gradient"), client.train
+        key, batch = fold(client.local_key, "gradient"), client.train
         if self.batch_size is not None:
             order = permutation(key, batch.mask)[: self.batch_size]
             batch = batch.rows(order, torch.ones_like(order, dtype=torch.bool))

@@ -138,8 +138,8 @@ class Room:
             for part in described["given"]
         )
         self.fed.round, self.fed.support = described["round"], described["support"]
-        key = torch.tensor(described["key"], dtype=torch.int64)
-        call = Call(task, info_of(task), given, torch.tensor([0]), described["phase"], key)
+        keys = (torch.tensor(described[name], dtype=torch.int64) for name in ("key", "local_key"))
+        call = Call(task, info_of(task), given, torch.tensor([0]), described["phase"], *keys)
         (_, sent), *_ = self.fed.exchange(call)
         return row(sent, 0)
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both sides must speak the same version of the messages."""
 KEY_FILE, ADDRESS_FILE = "worker.key", "worker.address"
 

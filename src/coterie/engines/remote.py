@@ -323,6 +323,7 @@ class Remote(Federation):
                         "support": "train" if aside else self.support,
                         "round": round,
                         "key": int(call.key),
+                        "local_key": int(call.local_key),
                         "aside": aside,
                         "given": given,
                     }

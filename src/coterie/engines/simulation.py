@@ -160,6 +160,7 @@ class Simulation(Federation):
             key=fold(call.key, self._name_keys[ids]).to(self.device),
             run_key=self.run_key.to(self.device).expand(m),
             round=torch.tensor(self.round, device=self.device).expand(m),
+            local_key=fold(call.local_key, self._name_keys[ids]).to(self.device),
         )
 
     def _extra(self, call: Call, ids: Ids) -> tuple[Any, ...]:
@@ -178,7 +179,7 @@ class Simulation(Federation):
             return reply.sent, reply.keep or {}
 
         # run_key and round are common to all: left out of the stack, Python may read them.
-        common = Client(0, 0, 0, 0, 0, None, None)  # type: ignore[arg-type]
+        common = Client(0, 0, 0, 0, 0, None, None, 0)  # type: ignore[arg-type]
         client = client._replace(run_key=client.run_key[0], round=client.round[0])
         try:
             with self._no_global_draws(call):
