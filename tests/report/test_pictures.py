@@ -126,7 +126,7 @@ def test_journey_has_a_dot_per_client_and_round_and_a_panel_per_method_with_grou
     assert texts(ifca)[-2] == "IFCA"
     assert texts(clove)[-2] == "CLoVE"
     assert len(accuracy.lines) == len(worst.lines) == 4
-    sentence = "8 clients, 2 hidden groups: who learns with whom, round by round"
+    sentence = "8 clients, 2 hidden groups: how the groups form, round by round"
     assert sentence in [text.get_text() for text in figure.texts]
     keys = [text.get_text() for text in figure.legends[0].get_texts()]
     assert keys == ["true group", "A", "B"]

@@ -269,7 +269,7 @@ def _words(page: "Figure", journeys: list[Journey], known: bool) -> None:
     colour = "the group it ends in."
     if known:
         hidden = _counted(len(groups), "hidden group")
-        title = f"{_counted(clients, 'client')}, {hidden}: who learns with whom, round by round"
+        title = f"{_counted(clients, 'client')}, {hidden}: how the groups form, round by round"
         colour = "the group it truly belongs to, which no method is told."
     lines = (
         "Each dot is a client, each row a group the method has made; "
