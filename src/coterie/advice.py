@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie.algorithms import seeded
+from coterie.algorithms.survey import seeded
 from coterie.clustering import lenses
 from coterie.core.model import Model
 from coterie.data import FederatedData

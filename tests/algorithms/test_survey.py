@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from coterie import metrics
-from coterie.algorithms import Survey, seeded
+from coterie.algorithms import Survey
+from coterie.algorithms.survey import seeded
 from coterie.core import LocalSGD, Model
 from coterie.core.errors import ConfigError
 from coterie.core.random import fold, seed_key

@@ -1,7 +1,7 @@
 """Local only: every client trains its own model and sends nothing.
 
-The yardstick for "does federating pay at all". All clients train in every round, whoever is in the
-cohort.
+The baseline for the question whether a federation helps at all. All clients train in every round,
+also those that are not in the cohort.
 
 References
 ----------

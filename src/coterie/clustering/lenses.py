@@ -9,7 +9,7 @@ client's samples, with variances pooled over clients, so that `clustering/noise.
 groups there are.
 
 Without classes (regression, reconstruction) there is one mean loss per network, seen jointly. What
-makes a sample hard for one network makes it hard for all, so these columns hang together and a few
+makes a sample hard for one network makes it hard for all, so these columns are correlated and a few
 clients would scatter by far more than 1 by chance; clients send how their losses vary together, and
 the columns are freed of it.
 """

@@ -10,7 +10,7 @@ and the pair with the smallest rise is merged first: Ward's criterion with a wei
 The chi-square left at k groups, over its degrees of freedom, is the *noise ratio*: 1 where clients
 of a group differ by noise alone. The smallest k that gets there is the number of groups, and k = 1
 is as good an answer as any other. With few clients, or columns that all say the same, the ratio
-strays from 1 by chance; what it may reach then is worked out from how the columns hang together.
+differs from 1 by chance; how much is computed from the correlations between columns.
 """
 
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def _merge(x: Array, weight: Array) -> tuple[Tensor, Tensor, Tensor]:
         tied = (rise[lower] == least[before]) & (i < best[before])
         best[before[cheaper | tied]] = i
         least[before[cheaper | tied]] = rise[lower][cheaper | tied]
-        # Whoever had one of the two for its best partner looks for it again; so does the new set.
+        # Sets whose best partner was one of the two look for another; so does the new set.
         stale = np.append(np.flatnonzero(alive & ((best == i) | (best == j))), i)
         best[stale] = cost[stale].argmin(1)
         least[stale] = cost[stale, best[stale]]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithms import seeded
-from coterie.algorithms.survey import Survey
+from coterie.algorithms.survey import Survey, seeded
 from coterie.clustering import lenses
 from coterie.clustering.lenses import Block, Look
 from coterie.core.errors import DataError

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from coterie import metrics
-from coterie.algorithms import Survey, common, seeded
+from coterie.algorithms import Survey, common
+from coterie.algorithms.survey import seeded
 from coterie.core.federation import Federation
 from coterie.engines import Simulation
 from coterie.running.build import build

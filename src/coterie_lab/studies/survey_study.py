@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from coterie import metrics
-from coterie.algorithms import IFCA, seeded
-from coterie.algorithms.survey import Survey
+from coterie.algorithms import IFCA
+from coterie.algorithms.survey import Survey, seeded
 from coterie.clustering import lenses
 from coterie.core.algorithm import Algorithm
 from coterie.core.model import Model

@@ -1,7 +1,7 @@
 """Losses as evidence: in units of their noise, added up over rounds.
 
 A client's mean loss on model j of a bank is known up to a standard error. Most of that error is one
-number per client (hard samples are hard for every model) and says nothing on groups, so rows are
+number per client (hard samples are hard for every model) and says nothing about groups, so rows are
 centred. What is left is divided by its noise, pooled over clients: with V the losses, e the
 standard errors of the centred losses and n the numbers of samples,
 
@@ -9,8 +9,8 @@ standard errors of the centred losses and n the numbers of samples,
     X_ij = (C_ij - weighted mean over i) / sqrt(mean over i of n_i e_ij^2),   weight W_ij = n_i
 
 so that clients of one group scatter by 1 / sqrt(W). Every round appends its columns to those of
-earlier rounds; two clients that once lay 60 standard errors apart stay apart, however alike later
-models treat them. A client that was not asked has weight 0 in a round's columns.
+earlier rounds. Two clients that once differed by 60 standard errors stay apart, even if later
+models have the same loss for both. A client that was not asked has weight 0 in the columns of a round.
 """
 
 import torch
@@ -38,7 +38,7 @@ def noise_units(losses: Tensor, errors: Tensor, sizes: Tensor) -> Tensor:
 
     Notes
     -----
-    A column in which nobody has noise stays in the unit of the loss.
+    A column without any noise stays in the unit of the loss.
 
     Examples
     --------

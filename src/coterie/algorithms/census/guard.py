@@ -1,16 +1,15 @@
-"""A guard against vectors that lie: clipped entries, and clients set aside.
+"""A guard against false losses: large entries are limited, and some clients are set aside.
 
-A few clients that send nonsense take clusters for themselves, and groups of honest clients are
-merged to make room. Losses beyond three times the usual are clipped. Two kinds of clients are left
-out of the clustering: those without company, whose second-nearest neighbour is farther away than
-three times the median of that distance and three times the noise; and those that say nothing, whose
-losses differ a tenth as much from model to model as usual. They are told the nearest group, and do
-not take part in training.
+A few clients that send false losses can form clusters of their own, and groups of honest clients
+are then merged to make room. So losses above three times the median are limited to that. Two kinds
+of clients are left out of the clustering. *Loners* have no similar client: their second-nearest
+neighbour is farther away than three times the median of that distance, and than three times the
+noise. *Flat* clients have nearly the same loss on all models: their losses differ a tenth as much
+from model to model as usual. Clients set aside get the nearest group, and do not train.
 
-A client that copies another group's vector cannot be seen here, and a group needs four honest
-members; the members of an honest group of one or two are set aside if the other groups are larger.
-So with a known number of groups nobody is set aside in a cohort of fewer than four clients a group:
-drawn at random, some groups are bound to have one or two there.
+A client that copies the losses of another group is not detected. A group needs four honest members:
+members of a group of one or two are set aside if the other groups are larger. Therefore, with a
+known number of groups, no client is set aside in a cohort of fewer than four clients per group.
 """
 
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor
 from coterie.clustering.noise import between, distances, pooled
 
 FAR = 3.0
-"""Times the usual from which on an entry is clipped and a client is a loner."""
+"""An entry above this many medians is limited; a client at such a distance is a loner."""
 FLAT = 0.1
-"""Share of the usual difference between models below which a client says nothing."""
+"""A client whose losses differ by less than this share of the median is flat."""
 COMPANY = 4
-"""Clients (of a group, where the number of groups is known) below which nobody is a loner."""
-OTHERS = 2_000  # clients everybody is compared with at most
+"""With fewer clients (per group, if the number of groups is known) there are no loners."""
+OTHERS = 2_000  # number of clients that each client is compared with, at most
 
 
 def clip(losses: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ def clip(losses: Tensor) -> Tensor:
 
 
 def flat(losses: Tensor) -> Tensor:
-    """Who says nothing: [m], True for a client that loses alike on all models, unlike the others.
+    """Which clients are flat, [m]: nearly the same loss on all models, unlike the others.
 
     >>> flat(torch.tensor([[1.0, 2.0], [2.0, 1.0], [9.0, 9.05]]))
     tensor([False, False,  True])
@@ -54,7 +53,7 @@ def flat(losses: Tensor) -> Tensor:
 
 
 def loners(units: Tensor, counts: Tensor, neighbour: int = 2, floor: float = 1.0) -> Tensor:
-    """Who has no company: [m], True for a client far from its second-nearest neighbour.
+    """Which clients are loners, [m]: far from their second-nearest neighbour.
 
     Parameters
     ----------

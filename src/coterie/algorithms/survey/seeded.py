@@ -1,7 +1,7 @@
-"""Groups before any training, from networks that are drawn from a seed: for `survey` and `census`.
+"""The exchange of a survey: clients evaluate networks that are drawn from a seed.
 
-The server sends a seed and a number; no model travels. Clients build the networks, evaluate them,
-forget them, and send their losses class by class (`clustering/lenses.py`).
+The server sends a seed and a number of networks, and no model. Clients build the networks, evaluate
+them and send their losses class by class (`clustering/lenses.py`). `census` can begin with it, too.
 """
 
 import math
@@ -35,7 +35,7 @@ from coterie.core.question import Question, question
 from coterie.core.tree import Ids
 
 NETWORKS = 16
-"""Two are enough on MNIST; sixteen are for other networks and data."""
+"""Number of networks. Two are enough on MNIST; sixteen leave room for other data."""
 
 Lens: TypeAlias = Literal["auto", "conditional", "joint"]
 
@@ -63,17 +63,17 @@ def probe_seeded(
     classes = count_classes(model, batch)
     losses = model.seeded(seed, int(networks), batch)  # [r, n]
     if classes == 1:
-        return sent(whole_moments(losses, batch.mask), model)
+        return pack_answer(whole_moments(losses, batch.mask), model)
     block = class_moments(losses, batch.y, batch.mask, classes)
     if lens == "joint":
-        return sent(class_sums(block, undecided(model, classes)), model)
-    return sent(block, model)
+        return pack_answer(class_sums(block, undecided_loss(model, classes)), model)
+    return pack_answer(block, model)
 
 
 Answers: TypeAlias = Block | Sums | Whole
 
 
-def sent(answer: Answers, model: Model) -> dict[str, Tensor]:
+def pack_answer(answer: Answers, model: Model) -> dict[str, Tensor]:
     """An answer as it travels: counts in 4 bytes, the rest as precise as the model."""
     count, mean, variance = answer
     return {
@@ -89,9 +89,11 @@ def count_classes(model: Model, batch: Batch) -> int:
     return model.n_outputs(batch.x) if single and model.loss == "cross_entropy" else 1
 
 
-def undecided(model: Model, classes: int) -> float:
-    """Loss of a network that finds all classes alike; taking it off leaves the noise of label
-    counts out of sums."""
+def undecided_loss(model: Model, classes: int) -> float:
+    """Loss of a network for which all classes are equally likely.
+
+    Without it, sums of losses do not contain the noise of label counts.
+    """
     return math.log(classes) if model.loss == "cross_entropy" else 0.0
 
 
@@ -103,7 +105,7 @@ def ask(
     networks: int = NETWORKS,
     lens: Lens = "auto",
 ) -> tuple[Ids, Answers | None]:
-    """Who answered with numbers, and what they said; None if nobody did."""
+    """The clients that answered with numbers, and their answers; None if there are none."""
     task = Question(probe_seeded, method, {"lens": lens})
     ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
     if not len(ids):
@@ -128,7 +130,7 @@ def views(
     if lens != "joint":
         out["conditional"] = conditional(block, scales.get("conditional"))
     if lens != "conditional":
-        sums = class_sums(block, undecided(model, block.counts.shape[1]))
+        sums = class_sums(block, undecided_loss(model, block.counts.shape[1]))
         out["joint"] = joint(sums, scales.get("joint"))
     return out
 
@@ -143,7 +145,7 @@ def number_groups(fed: Federation, ids: Ids, labels: Tensor) -> Tensor:
 def survey(
     method: Any, fed: Federation, ids: Ids, n_groups: int | None, max_groups: int
 ) -> tuple[Ids, Look | None]:
-    """The clients that answered a survey, and what it shows of them; None if nobody answered."""
+    """The clients that answered a survey, and what it shows; None if no client answered."""
     heard, block = ask(method, fed, ids, fed.key("survey"))
     if block is None:
         return heard, None

@@ -1,14 +1,22 @@
 """Survey: groups before any training, then one model per group.
 
-Every client evaluates a few networks drawn from a common seed and never trained, and sends its
-losses class by class; no model travels. From one such exchange the server reads whether there are
-groups, of what kind, and how many, one included; then each group trains a model by averaging.
+Every client evaluates a few networks that are drawn from a common seed and never trained, and sends
+its losses class by class; no model is sent. From this one exchange the server decides whether there
+are groups, of what kind, and how many; one group is a possible answer. Then each group trains a
+model by averaging.
 
-References: a method of this package. It averages as FedAvg does: McMahan et al., AISTATS 2017.
-Departures: none. Formulas: `clustering/lenses.py` and `clustering/noise.py`.
-Notes: random networks see coarse differences; groups that differ in a subtle function of the inputs
-may need trained ones (Census). Counts and losses per class tell the server each client's label
-shares; `lens="joint"` hides the counts, in part.
+References
+----------
+A method of this package. It averages as FedAvg does: McMahan et al., AISTATS 2017.
+
+Formulas: `seeded.py` (the exchange), `clustering/lenses.py` (losses in units of noise),
+`clustering/noise.py` (clustering and number of groups).
+
+Notes
+-----
+Random networks see coarse differences. Groups that differ in a subtle function of the inputs may
+need trained networks: use `census`. Counts and losses per class tell the server each client's label
+shares; `lens="joint"` hides the counts in part.
 """
 
 from dataclasses import dataclass
@@ -18,7 +26,8 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.algorithms import common, seeded
+from coterie.algorithms import common
+from coterie.algorithms.survey import seeded
 from coterie.clustering import lenses
 from coterie.clustering.lenses import KINDS, LENSES, Scale, View, Yardstick
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Info, PerClient, register
@@ -34,7 +43,7 @@ class State(NamedTuple):
     models: Params  # [k, ...]
     assignment: PerClient  # [clients]  group of each client, -1 until it has answered
     seed: Tensor  # of the networks that newcomers are asked about, too
-    kind: Tensor  # position in KINDS; -1: nobody has answered
+    kind: Tensor  # position in KINDS; -1: no client has answered
     lens: Tensor  # position in LENSES
     curves: Tensor  # [2, 2, max_groups]  noise ratio and threshold through each lens, or nan
     known: Yardstick  # the groups, by which newcomers are placed
@@ -92,7 +101,7 @@ class Survey(Algorithm):
         return max(self.max_groups, self.n_groups or 1)
 
     def divide(self, fed: Federation, state: State) -> State:
-        """Ask all clients, and group those that answer; unchanged if nobody does."""
+        """Ask all clients, and group those that answer; unchanged if none does."""
         ids, block = self.ask(fed, state, fed.everyone())
         if block is None:
             return state
