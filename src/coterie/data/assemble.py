@@ -15,6 +15,7 @@ from coterie.data.arrays import unit_scale
 from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
+from coterie.data.repeats import count_repeats, describe_repeats
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable
 from coterie.data.units import number_units, pool_units, read_times
@@ -181,6 +182,12 @@ def assemble(
         for split, part in zip(SPLITS, parts, strict=True)
     }
     pooled = None if units is None else pool_units(units)
+    if units is None:
+        own = zip(
+            *(pool.split([len(table.rows) for table in tables]) for pool in (x, y)), strict=True
+        )
+        repeats = describe_repeats([count_repeats(*pair) for pair in own])
+        notes = (*notes, repeats) if repeats else notes
     said = [note for table in tables for note in table.notes]
     return FederatedData(
         x,

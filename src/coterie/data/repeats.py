@@ -1,0 +1,83 @@
+"""Rows that occur more than once: they look like information and are not.
+
+Each client counts them on its own rows and tells three numbers (`count_repeats`). In tables of a
+few categories rows agree by chance; the note is given only if many more agree than that.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from coterie.core.tree import Tree, leaves
+
+SHARE = 0.01
+"""Share of repeats from which they are worth a note."""
+SURPRISE = 10.0
+"""How many times more pairs of equal rows than by chance."""
+
+
+class Repeats(NamedTuple):
+    """What a client tells of its rows."""
+
+    rows: int
+    repeated: int  # rows that repeat another one
+    chance: float  # pairs of equal rows, if columns were independent
+    pairs: int  # pairs of equal rows
+
+
+def count_repeats(x: Tree, y: Tensor) -> Repeats:
+    """Count the rows of one client that agree with another one in all inputs and in the target.
+
+    >>> import torch
+    >>> x = torch.tensor([[0.5, 1.25], [0.75, 2.5], [0.5, 1.25]])
+    >>> count_repeats(x, torch.tensor([1, 0, 1]))
+    Repeats(rows=3, repeated=1, chance=..., pairs=1)
+    """
+    n = len(y)
+    columns = np.concatenate([_plain(leaf) for leaf in (*leaves(x), y[:, None])], 1)
+    # The bytes of a row, because sorting rows takes long where they are images.
+    seen = columns.view(f"V{columns.shape[1] * 8}").ravel().tolist()
+    repeated = n - len(set(seen))
+    if not repeated:
+        return Repeats(n, 0, 0.0, 0)
+    pairs = sum(count * (count - 1) for count in Counter(seen).values()) // 2
+    return Repeats(n, repeated, n * (n - 1) / 2 * _agreement(columns[:: -(-n // 1000)]), pairs)
+
+
+def describe_repeats(told: Sequence[Repeats]) -> str | None:
+    """What to say of repeats in a federation whose units are not named; None: nothing.
+
+    >>> describe_repeats([Repeats(100, 50, 0.1, 50), Repeats(100, 0, 0.0, 0)])
+    '50 of 200 rows (25 %) repeat another row of their client exactly. ...'
+    >>> describe_repeats([Repeats(100, 50, 40.0, 50)])
+    """
+    rows, repeated = sum(part.rows for part in told), sum(part.repeated for part in told)
+    chance, pairs = sum(part.chance for part in told), sum(part.pairs for part in told)
+    if repeated < SHARE * rows or pairs < SURPRISE * chance:
+        return None
+    return (
+        f"{repeated:,} of {rows:,} rows ({repeated / rows:.0%}) repeat another row of their client "
+        f"exactly. Repeats are taken for new information, so that clients seem to differ and tests "
+        f"seem too good. Remove them, or name the column that says which rows belong together: "
+        f"unit=COLUMN."
+    ).replace("%)", " %)")
+
+
+def _plain(leaf: Tensor) -> np.ndarray:
+    """A column as 64 bits a number, equal for equal numbers: [n, columns]."""
+    return leaf.flatten(1).double().numpy() + 0.0  # -0.0 becomes 0.0
+
+
+def _agreement(columns: np.ndarray) -> float:
+    """Probability that two rows agree, if their columns were independent of one another."""
+    n = len(columns)
+    values = np.sort(columns, axis=0)
+    place = np.arange(n)[:, None]
+    new = np.ones(values.shape, dtype=bool)
+    new[1:] = values[1:] != values[:-1]
+    start = np.maximum.accumulate(np.where(new, place, 0), axis=0)
+    pairs = (place - start).sum(0)
+    return float(np.prod(pairs / max(n * (n - 1) / 2, 1)))
