@@ -46,7 +46,7 @@ def test_kfed_says_when_there_are_too_few_centres(engine):
         rounds(
             KFed(n_clusters=5, n_components=2), engine(points([0.0, 1.0, 2.0], [3.0, 4.0, 5.0])), 1
         )
-    with pytest.raises(TaskError, match="n_clusters is 1"):
+    with pytest.raises(TaskError, match="at most n_clusters=1"):
         rounds(KFed(n_clusters=1, n_components=2), engine(points([0.0, 1.0, 2.0])), 1)
 
 

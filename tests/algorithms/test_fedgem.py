@@ -263,5 +263,5 @@ def test_lost_replies_do_not_stop_it():
 def test_mistakes_name_the_client():
     with pytest.raises(TaskError, match=r"'client-1'.*between 1 and 2.*got 3"):
         played(FedGEM(n_components=3), Simulation(points([0.0, 1.0, 2.0], [0.0, 1.0]), 0))
-    with pytest.raises(TaskError, match="needs a fact 'n_components'"):
+    with pytest.raises(TaskError, match="must have a fact 'n_components'"):
         played(FedGEM(), Simulation(points([0.0, 1.0]), 0))

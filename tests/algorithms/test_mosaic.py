@@ -459,7 +459,7 @@ def test_too_few_samples_name_the_client():
 
 
 def test_facts_must_be_there():
-    with pytest.raises(TaskError, match="needs a fact 'n_components'"):
+    with pytest.raises(TaskError, match="must have a fact 'n_components'"):
         played(Mosaic(n_components="facts"), Simulation(points([0.0, 1.0]), 0))
 
 

@@ -36,7 +36,7 @@ def test_samples_are_kept_without_padding_and_given_with_it():
     stacked = {"samples": {"z": torch.tensor([[1, 2, 3], [4, 0, 0]])}, "n": torch.tensor([3, 1])}
     memory.keep_stacked([7, 2], stacked, torch.tensor([3, 1]))
     assert memory.get(2)["samples"]["z"].tolist() == [4]
-    back = memory.stacked([2, 7], 5)
+    back = memory.stack([2, 7], 5)
     assert back["samples"]["z"].tolist() == [[4, 4, 4, 4, 4], [1, 2, 3, 1, 1]]  # repeats, no zeros
     assert back["n"].tolist() == [1, 3]
 
@@ -59,7 +59,7 @@ def test_changed_clients_are_marked_for_the_next_checkpoint():
 def test_empty_memories_stack():
     memory = Memory()
     memory.keep(0, {}), memory.keep(1, {})
-    assert memory.stacked([0, 1], 3) == {}
+    assert memory.stack([0, 1], 3) == {}
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
@@ -67,5 +67,5 @@ def test_different_memories_do_not_stack(order):
     memory = Memory()
     memory.keep(0, {})
     memory.keep(1, one(1.0))
-    with pytest.raises(TaskError, match="must remember the same names"):
-        memory.stacked(order, 1)
+    with pytest.raises(TaskError, match="must have the same names"):
+        memory.stack(order, 1)

@@ -131,7 +131,7 @@ def test_an_unknown_head_is_refused_with_the_known_parts():
     with pytest.raises(ConfigError) as error:
         Model(Net, head="fc")
     assert str(error.value) == (
-        "Model: head must name a part of Net. Got 'fc'; known: embed, body, fc2."
+        "Model: head must be the name of a part of Net. Got 'fc'. Known: embed, body, fc2."
     )
 
 
@@ -154,7 +154,7 @@ def test_features_stack():
 @pytest.mark.parametrize("head", [None, ("fc2", "body")])
 def test_features_need_one_head(head):
     model = Model(Net, head=head)
-    with pytest.raises(ConfigError, match="features need one head"):
+    with pytest.raises(ConfigError, match="head must be the name of one submodule"):
         model.features(model.init(KEY), TOKENS)
 
 
@@ -180,7 +180,7 @@ def test_dropout_inside_a_layer_is_refused(module):
 
 
 def test_a_lone_batch_norm_is_refused():
-    with pytest.raises(ConfigError, match="a lone BatchNorm1d is no model"):
+    with pytest.raises(ConfigError, match="Got a single BatchNorm1d"):
         Model(nn.BatchNorm1d(2))
 
 

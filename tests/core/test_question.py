@@ -79,7 +79,7 @@ def test_only_registered_functions_can_be_asked():
         find_task({"question": "none_such:x", "arguments": {}}, None, None, ("none_such",))
     with pytest.raises(ConfigError, match="Method has no task 'factor'"):
         find_task({"name": "factor"}, Method(), None, ())
-    with pytest.raises(TaskError, match="is not registered"):
+    with pytest.raises(TaskError, match="must be registered"):
         info_of(Question(lambda: None, Method()))
     fed = Simulation(ragged(2))
     with pytest.raises(TaskError, match=r"draw is a question. Ask Question\(draw, method\)"):

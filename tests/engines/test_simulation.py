@@ -394,7 +394,7 @@ def test_clients_with_different_memories_are_refused_in_a_stack():
         fed.map(keep, to=torch.tensor([1]))
     assert loop.map(look, to=torch.arange(2))[1]["a"].tolist() == [0.0, 1.0]
     with pytest.raises(
-        TaskError, match=r"must remember the same names .* Set them up in client_init"
+        TaskError, match=r"must have the same names .* Set all names in client_init"
     ):
         stacked.map(look, to=torch.arange(2))
 

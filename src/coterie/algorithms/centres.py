@@ -1,4 +1,4 @@
-"""What federated k-means and federated c-means share: initial centres, and placing clients."""
+"""Helpers of federated k-means and federated c-means: initial centres, and placing clients."""
 
 import warnings
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from coterie.algorithms.samples import evidence_of, finite, padded, samples
+from coterie.algorithms.samples import evidence_of, keep_finite, pad_rows, samples
 from coterie.clustering.lloyd import kmeans
 from coterie.core.algorithm import Evidence
 from coterie.core.client import Client
 from coterie.core.federation import Federation
 from coterie.core.tree import Ids
 
-STARTS = 10  # of k-means on the server
+STARTS = 10  # number of starts of k-means on the server
 
 # client
 
@@ -26,7 +26,7 @@ def local_centres(client: Client, k: int) -> dict[str, Tensor]:
     """Centres and sizes of a client's own k-means."""
     x, _ = samples(client)
     labels, centres, _ = kmeans(client.key, x, min(k, len(x)), starts=5)
-    return {"centres": padded(centres, k), "n": torch.bincount(labels, minlength=k).double()}
+    return {"centres": pad_rows(centres, k), "n": torch.bincount(labels, minlength=k).double()}
 
 
 # server
@@ -34,7 +34,7 @@ def local_centres(client: Client, k: int) -> dict[str, Tensor]:
 
 def initial_centres(owner: str, fed: Federation, first: Callable[..., Any], k: int) -> Tensor:
     """Cluster the local centres that the task `first` finds: [k, d]."""
-    _, reply = finite(owner, *fed.map(first, to=fed.everyone()))
+    _, reply = keep_finite(owner, *fed.map(first, to=fed.everyone()))
     return cluster_centres(reply["centres"], reply["n"], k, fed.key("server"))
 
 
@@ -54,13 +54,13 @@ def cluster_centres(centres: Tensor, n: Tensor, k: int, key: Tensor) -> Tensor:
         warnings.simplefilter("ignore", ConvergenceWarning)
         means = model.fit(x, sample_weight=w).cluster_centers_
     means = means[np.lexsort(means.T[::-1])]
-    # With fewer different points than centres, some centres appear twice.
+    # With fewer distinct points than centres, some centres appear twice.
     return torch.from_numpy(means[np.arange(k) % found])
 
 
 def place_by_shares(
     fed: Federation, divide: Callable[..., Any], centres: Tensor, ids: Ids
 ) -> Evidence:
-    """Place clients by how the task `divide` spreads their samples over the centres."""
+    """Place clients by the samples of each centre, which the task `divide` counts."""
     _, reply = fed.map(divide, centres, to=ids)
     return evidence_of(reply["n"] / reply["n"].sum(1, keepdim=True))

@@ -1,8 +1,8 @@
-"""What FedGMI and Blend share: the autoencoder and the expert of each component.
+"""Helpers of FedGMI and Blend: the autoencoder and the expert of each component.
 
 Both methods keep a variational autoencoder for every component and, if there are labels, an expert
 classifier. The functions here score samples, train the models on the parts of a client's data, and
-answer with the expert of each sample's component.
+predict with the expert of each sample's component.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from coterie.models.vae import divergence, pixels
 
 Loss = Callable[..., Tensor]
 
-# Measured on digits with 300 samples a client; with 1,000 or more, 2 epochs and 0.001 for both.
+# Tuned on digits with 300 samples per client; with 1,000 or more, use 2 epochs and 0.001 for both.
 EXPERTS = LocalSGD(0.003, epochs=5, batch_size=32, optimizer="adam")
 AUTOENCODERS = LocalSGD(0.001, epochs=5, batch_size=32, optimizer="adam")
 
@@ -31,7 +31,7 @@ AUTOENCODERS = LocalSGD(0.001, epochs=5, batch_size=32, optimizer="adam")
 
 
 def check_vae(owner: str, vae: Model) -> None:
-    """Refuse a network that is not a density model."""
+    """Raise an error if a network is not a density model."""
     if not hasattr(vae.training_network, "decode") or isinstance(vae.loss, str):
         raise ConfigError(
             f"{owner}: vae must be a density model. Got {vae.title} with loss {vae.loss!r}; use "
@@ -40,7 +40,7 @@ def check_vae(owner: str, vae: Model) -> None:
 
 
 def check_components(owner: str, n_components: int | None, n_clients: int) -> None:
-    """Refuse more components than clients: each starts from a client of its own."""
+    """Raise an error if there are more components than clients: each starts from another client."""
     if n_components is not None and n_components > n_clients:
         raise ConfigError(
             f"{owner}: n_components must be at most the number of clients, {n_clients}. "
@@ -61,7 +61,7 @@ def unlabelled(x: Any) -> Batch:
 
 
 def find_finite(owner: str, values: Tensor, what: str) -> Tensor:
-    """Mark the replies that are finite, and warn of the others: [m]."""
+    """Mark the replies that are finite, and warn about the others: [m]."""
     fine = torch.isfinite(values.reshape(len(values), -1).sum(1))
     if not bool(fine.all()):
         warnings.warn(
@@ -83,7 +83,7 @@ def score(vae: Model, bank: Params, batch: Batch) -> Tensor:
 def fit(
     client: Client, vae: Model, params: Params, local: LocalSGD, epochs: int, loss: Loss
 ) -> dict[str, Tree]:
-    """Train an autoencoder on all of a client's samples, and say how well it fits them."""
+    """Train an autoencoder on all samples of a client, and report how well it fits them."""
     params = replace(local, epochs=epochs, steps=None)(client, params, loss)
     coded, batch = vae.apply(params, client.train.x), client.train
     nats = batch.mean(vae.loss_of(coded, batch))
@@ -100,7 +100,7 @@ def train_parts(
     fit_vae: tuple[LocalSGD, Loss],
     fit_expert: tuple[LocalSGD, Loss] | None,
 ) -> dict[str, Tree]:
-    """Train both models of every component on the client's part of it, all parts side by side.
+    """Train both models of every component on the client's part of it, all parts in parallel.
 
     Parameters
     ----------
@@ -113,9 +113,9 @@ def train_parts(
     experts
         Experts of all components; empty if there are none. [k, ...]
     fit_vae
-        How autoencoders are trained, and their loss.
+        Training of the autoencoders, and their loss.
     fit_expert
-        The same for experts; None: there are none.
+        Training of the experts, and their loss; None: there are no experts.
     """
     k = len(next(iter(vaes.values())))
 
@@ -139,12 +139,12 @@ def train_parts(
 def answer(
     vae: Model, model: Model | None, vaes: Params, experts: Params, cost: Tensor, x: Any
 ) -> Tensor:
-    """Outputs of the expert of each sample's cheapest component; without experts, of its VAE.
+    """Outputs of the expert of each sample's best component; without experts, of its VAE.
 
     Parameters
     ----------
     cost
-        What each component costs each sample. [n, k]
+        Cost of each component for each sample; the smallest is best. [n, k]
     """
     k = cost.shape[1]
     if model is None:

@@ -29,7 +29,7 @@ from coterie.core.tree import Ids, Tree
 class State(NamedTuple):
     centres: Tensor  # [k, d]
     turn: Tensor  # rounds done
-    moved: Tensor  # largest movement of a centre in the last round
+    moved: Tensor  # largest distance that a centre moved in the last round
 
 
 @register("federated_cmeans")

@@ -1,7 +1,8 @@
-"""Federated k-means: many rounds of local means, clustered on the server.
+"""Federated k-means: rounds of local means that the server clusters.
 
-In every round each client divides its samples among the common centres and sends the means and
-sizes of the parts. The server clusters these means, weighted by size, into the next centres.
+In every round each client assigns its samples to the nearest common centre and sends the mean and
+the number of samples of each centre. The server clusters these means, weighted by the numbers of
+samples, to get the next centres.
 
 References: Garst, Reinders: Federated k-means clustering, 2023, arXiv 2310.01195.
 Departures: every client sends as many local centres as there are common ones (fewer if it has fewer
@@ -16,7 +17,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import centres as shared
-from coterie.algorithms.samples import closeness, finite, samples
+from coterie.algorithms.samples import closeness, keep_finite, samples
 from coterie.clustering.lloyd import squared_distances
 from coterie.core.algorithm import Algorithm, Evidence, Info, register
 from coterie.core.client import Client, task
@@ -39,8 +40,8 @@ class FederatedKMeans(Algorithm):
     n_clusters
         Number of centres, k.
     rounds
-        Number of rounds. The initial centres come before them: k-means of every client, clustered
-        on the server.
+        Number of rounds after the initial centres, which the server finds by clustering the k-means
+        centres of all clients.
     """
 
     title: ClassVar[str] = "Federated k-means"
@@ -56,7 +57,7 @@ class FederatedKMeans(Algorithm):
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         asked = fed.map(self.divide, state.centres, to=fed.cohort())
-        _, reply = finite("FederatedKMeans", *asked)
+        _, reply = keep_finite("FederatedKMeans", *asked)
         key = fed.key("server")
         found = shared.cluster_centres(reply["centres"], reply["n"], self.n_clusters, key)
         moved = float((found - state.centres).norm(dim=1).max())
@@ -74,7 +75,7 @@ class FederatedKMeans(Algorithm):
 
     @task
     def divide(self, client: Client, centres: Tensor) -> dict[str, Tensor]:
-        """Means and sizes of the samples nearest to each centre; without any, the centre."""
+        """Mean and number of the samples nearest to each centre; without samples, the centre."""
         x, mask = samples(client)
         nearest = squared_distances(x, centres).argmin(1)
         member = (nearest[:, None] == torch.arange(len(centres))) & mask[:, None]  # [n, k]

@@ -1,17 +1,18 @@
-"""FedSoft: clients that mix several groups keep one model each, held near all centres at once.
+"""FedSoft: each client mixes several groups and has one model, held near all group centres.
 
-Every few rounds a client counts which centre has the smallest loss on each of its samples; the
-counts are its shares. It then trains its own model with a pull towards every centre in proportion
-to its share, and each centre becomes the mean of the models of the clients chosen for it.
+Every few rounds a client finds, for each of its samples, the centre with the smallest loss. Its
+share of a centre is the fraction of samples that this centre wins. It then trains its own model
+with a penalty on the distance to every centre, in proportion to the shares. Each centre becomes the
+mean of the models of the clients selected for it.
 
 References: Ruan, Joe-Wong: FedSoft: soft clustered federated learning with proximal local updating,
 AAAI 2022, arXiv 2112.06053; Algorithm 1. `selection="uniform"` is the variant that FedGMI's paper
 compares with.
 Departures: with uniform selection the centres are means weighted by v, renormalised over the
-selected clients. A client that has not trained yet predicts with the mean of the centres by its
-shares.
+selected clients. A client that has not trained yet predicts with the mean of the centres, weighted
+by its shares.
 Notes: a zero share is replaced by `least_share`, and shares are not normalised again, as printed.
-Equal losses go to the lowest index.
+If two centres have equal losses, the one with the lower index wins.
 """
 
 import warnings
@@ -42,7 +43,7 @@ from coterie.core.tree import Ids, Params, Tree, put, row, stack, tree_map
 
 class State(NamedTuple):
     models: Params  # [k, ...]  centres
-    shares: Annotated[Tensor, Fill(-1)]  # [clients, k]  samples won by each centre, -1: not counted
+    shares: Annotated[Tensor, Fill(-1)]  # [clients, k]  share of each centre, -1: unknown
     size: Annotated[Tensor, Fill(0)]  # [clients]  samples
     assignment: PerClient  # [clients]  centre of the largest share
 
@@ -50,7 +51,7 @@ class State(NamedTuple):
 @register("fedsoft")
 @dataclass(frozen=True)
 class FedSoft(Algorithm):
-    """Hold each client's own model near all centres, in proportion to its shares.
+    """Train one model per client, held near all group centres in proportion to the client's shares.
 
     Parameters
     ----------
@@ -61,19 +62,19 @@ class FedSoft(Algorithm):
     n_groups
         Number of centres, S in the paper.
     selection
-        "centres": choose clients for each centre, in proportion to what they hold of it.
-        "uniform": one cohort for all centres, by the run's participation.
+        "centres": select clients for each centre, with probabilities proportional to their share of
+        its samples. "uniform": one cohort for all centres, by the participation of the run.
     per_centre
-        Number of clients chosen for each centre, K; not used with uniform selection.
+        Number of clients selected for each centre, K; not used with uniform selection.
     interval
-        Rounds between two counts, tau.
+        Number of rounds between two estimates of the shares, tau.
     strength
-        Weight of the pull towards the centres, lambda.
+        Weight of the penalty that holds models near the centres, lambda.
     least_share
-        What a share of zero is replaced by, sigma.
+        Value that replaces a share of zero, sigma.
     init_models
-        "different": every centre has initial weights of its own. "same": all centres start from
-        the weights that the clients' models start from.
+        "different": every centre has its own initial weights. "same": all centres have the initial
+        weights of the clients' models.
     """
 
     bar: ClassVar[float] = 0.8  # every client's own model, on a few samples, held near two centres
@@ -126,7 +127,7 @@ class FedSoft(Algorithm):
         return state, {"assignment": state.assignment, "participants": ids}
 
     def count_all(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
-        """Let some clients count their shares; a client that stays silent keeps its shares."""
+        """Let some clients compute their shares; those that do not answer keep the old ones."""
         ids, reply = fed.map(self.count, state.models, to=ids, at_least=at_least)
         if not len(ids):
             return state
@@ -148,12 +149,12 @@ class FedSoft(Algorithm):
         return torch.where(shares == 0, self.least_share, shares)
 
     def importance(self, state: State) -> Tensor:
-        """What each client holds of each centre, as a share of all: v, [clients, k]."""
+        """Each client's part of all samples of each centre: v, [clients, k]."""
         held = self.replace_zeros(state.shares.clamp(min=0)) * state.size[:, None]
         return held / held.sum(0).clamp(min=1e-300)
 
     def select(self, fed: Federation, importance: Tensor) -> Tensor:
-        """Choose clients for each centre, in proportion and without replacement: [clients, k]."""
+        """Select clients for each centre by importance, without replacement: [clients, k]."""
         n, k = importance.shape
         out = torch.zeros(n, k, dtype=torch.float64)
         for s in range(k):
@@ -193,8 +194,8 @@ class FedSoft(Algorithm):
 
     @task
     def train(self, client: Client, models: Params, share: Tensor) -> Reply:
-        # Pulls of u_s towards every centre are, but for a constant, one of their sum towards the
-        # mean of the centres.
+        # Penalties of weight u_s on the distance to every centre equal, up to a constant, one
+        # penalty of their total weight on the distance to the mean of the centres.
         total = share.sum()
         mean = {name: _mix(leaf, share / total) for name, leaf in models.items()}
 
@@ -221,7 +222,7 @@ class FedSoft(Algorithm):
 
     @task
     def personalise(self, client: Client, given: Tree) -> Tree:
-        if not client.state:  # a file without memories: the centres alone
+        if not client.state:  # a saved run without the clients' memory: the centres alone
             return row(given["models"], 0)
         share, trained = client.state["share"], client.state["trained"]
 
@@ -239,13 +240,13 @@ class FedSoft(Algorithm):
 
     @classmethod
     def example(cls, problem: Any) -> "FedSoft":
-        # Centres are means of the clients' models, so without local work they stay where they are
-        # only if all start alike.
+        # Centres are means of the clients' models, so without local training they only stay the
+        # same if all models start with the same weights.
         return cls(problem.model, problem.local, problem.n_groups, init_models="same")
 
 
 def _mix(leaf: Tensor, share: Tensor) -> Tensor:
-    """Mean of the centres' weights by shares; counters are those of the first centre."""
+    """Mean of the centres' weights by shares; integer counters are taken from the first centre."""
     if not leaf.is_floating_point():
         return leaf[0]
     return (share.to(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0)

@@ -1,13 +1,13 @@
 """k-FED: one-shot federated k-means.
 
-Every client clusters its own samples and sends the centres, once. The server chooses k of all
-centres that lie far apart, and each cluster of a client belongs to the nearest of these.
+Every client clusters its own samples and sends the centres once. The server chooses k of all these
+centres that are far apart, and each cluster of a client joins the nearest chosen centre.
 
 References: Dennis, Li, Smith: Heterogeneity for the win: one-shot federated clustering, ICML 2021,
 arXiv 2103.00697, Algorithm 1 (client) and Algorithm 2 (server).
-Departures: an empty set of core samples is replaced by its seed; a client with no more samples than
+Departures: an empty set of core samples is replaced by its seed. A client with no more samples than
 clusters sends its samples.
-Notes: Algorithm 2 begins with the centres of any one client. Here it is drawn at random.
+Notes: Algorithm 2 starts with the centres of any one client. Here this client is drawn at random.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from torch import Tensor
 from coterie.algorithms.samples import (
     closeness,
     evidence_of,
-    finite,
+    keep_finite,
     known_count,
-    padded,
+    pad_rows,
     samples,
 )
 from coterie.clustering.lloyd import lloyd, plus_plus, squared_distances
@@ -36,7 +36,7 @@ from coterie.core.tree import Ids, Tree, put
 class State(NamedTuple):
     centres: Tensor  # [k, d]
     members: PerClient  # [clients, k]  group of each client's cluster, -1 where there is none
-    turn: Tensor  # rounds done; the first only shows the result of the start
+    turn: Tensor  # rounds done; all work is in `init`, and one round reports it
 
 
 @register("kfed")
@@ -49,8 +49,8 @@ class KFed(Algorithm):
     n_clusters
         Number of groups in all, k.
     n_components
-        Number of clusters of each client, k' of the paper: one number for all clients, or "facts"
-        (each client's own fact `n_components`). At most `n_clusters`.
+        Number of clusters of each client, k' of the paper, at most `n_clusters`: one number for all
+        clients, or "facts" (each client's own fact `n_components`).
     """
 
     title: ClassVar[str] = "One-shot federated k-means"
@@ -75,20 +75,20 @@ class KFed(Algorithm):
 
     def ask(self, fed: Federation, state: State, ids: Ids) -> State:
         """Collect the centres of some clients, group them, and send the groups' means back."""
-        ids, reply = finite("KFed", *fed.map(self.cluster, to=ids))
+        ids, reply = keep_finite("KFed", *fed.map(self.cluster, to=ids))
         state = self.group(fed, state, ids, reply)
         fed.map(self.note, state.centres, to=ids, at_least=0)
         return state
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        ids, reply = finite("KFed", *fed.map(self.cluster, to=ids))
+        ids, reply = keep_finite("KFed", *fed.map(self.cluster, to=ids))
         state = self.group(fed, state, ids, reply)
         held = state.members[ids][:, :, None] == torch.arange(self.n_clusters)
         share = (held * reply["n"][:, :, None]).sum(1) / reply["n"].sum(1, keepdim=True)
         return state, evidence_of(share)
 
     def group(self, fed: Federation, state: State, ids: Ids, reply: dict[str, Any]) -> State:
-        """Algorithm 2; clusters of clients that come later join the nearest group."""
+        """Algorithm 2; clusters of clients that join later are added to the nearest group."""
         real = reply["n"] > 0  # [m, slots]
         points, found = reply["centres"][real], state.centres
         if not len(found):
@@ -109,13 +109,13 @@ class KFed(Algorithm):
             return Reply({name: client.state[name] for name in ("centres", "n")})
         (x, _), k = samples(client), known_count(client, self.n_components)
         if k > self.n_clusters:
-            raise ValueError(f"it has {k} components, and n_clusters is {self.n_clusters}")
+            raise ValueError(f"n_components must be at most n_clusters={self.n_clusters}, got {k}")
         if len(x) <= k:
             labels, found = torch.arange(len(x)), x
         else:
             labels, found, _ = lloyd(x, core_means(client.key, x, k)[None])
         n = torch.bincount(labels, minlength=self.n_clusters).double()
-        own = padded(found, self.n_clusters)
+        own = pad_rows(found, self.n_clusters)
         return Reply(
             {"centres": own, "n": n},
             keep={"centres": own, "n": n, "members": -torch.ones_like(n).long()},
@@ -123,7 +123,7 @@ class KFed(Algorithm):
 
     @task(phase="cluster")
     def note(self, client: Client, found: Tensor) -> Reply:
-        """Remember which group each of one's clusters is nearest to."""
+        """Remember the group nearest to each of the client's clusters."""
         nearest = squared_distances(client.state["centres"], found).argmin(1)
         return Reply({}, keep={"members": torch.where(client.state["n"] > 0, nearest, -1)})
 
@@ -155,7 +155,7 @@ class KFed(Algorithm):
 
 
 def core_means(key: Tensor, x: Tensor, k: int) -> Tensor:
-    """Algorithm 1, start: means of samples three times nearer to one seed than to any other."""
+    """Algorithm 1, start: means of the samples three times closer to a seed than to any other."""
     basis = torch.linalg.svd(x, full_matrices=False).Vh[:k]
     flat = x @ basis.T @ basis  # projected on the top k singular directions
     seeds = plus_plus(key, flat, k)[0]

@@ -1,4 +1,4 @@
-"""What methods that cluster samples share: fedgem, mosaic, kfed, federated k-means and c-means."""
+"""Helpers of the methods that cluster samples: fedgem, mosaic, kfed, federated k- and c-means."""
 
 import warnings
 from typing import Any, Literal
@@ -18,23 +18,24 @@ def samples(client: Client) -> tuple[Tensor, Tensor]:
     """Samples as vectors in double precision, and the mask of the real ones."""
     x, mask = client.train.x, client.train.mask
     if isinstance(x, dict):
-        raise ValueError("samples must be one array of numbers, and these are a dict of arrays")
+        raise ValueError("samples must be one array of numbers, got a dict of arrays")
     return x.reshape(len(mask), -1).double(), mask
 
 
 def known_count(client: Client, n_components: int | Literal["facts"]) -> int:
-    """The number of components a client was told it has."""
+    """The number of components given for a client."""
     if n_components == "facts":
         if "n_components" not in client.facts:
             raise ValueError(
-                "n_components='facts' needs a fact 'n_components' of every client. Give it with "
-                "the data, or give one number for all clients (mosaic: or 'auto')"
+                "with n_components='facts', every client must have a fact 'n_components', and this "
+                "client has none. Give it with the data, or set n_components to one number for all "
+                "clients (mosaic: or to 'auto')"
             )
         return int(client.facts["n_components"])
     return n_components
 
 
-def padded(leaf: Tensor, slots: int, fill: float = 0.0) -> Tensor:
+def pad_rows(leaf: Tensor, slots: int, fill: float = 0.0) -> Tensor:
     """Append rows of a fill value until there are `slots` rows."""
     missing = slots - len(leaf)
     return torch.cat([leaf, leaf.new_full((missing, *leaf.shape[1:]), fill)]) if missing else leaf
@@ -43,8 +44,8 @@ def padded(leaf: Tensor, slots: int, fill: float = 0.0) -> Tensor:
 # server
 
 
-def finite(owner: str, ids: Ids, reply: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
-    """Leave out replies with values that are not finite, and warn in the name of a method."""
+def keep_finite(owner: str, ids: Ids, reply: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
+    """Leave out replies that are not finite, with a warning that names the method (`owner`)."""
     if not len(ids):
         return ids, reply
     good = torch.ones(len(ids), dtype=torch.bool)

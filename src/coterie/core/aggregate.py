@@ -1,4 +1,4 @@
-"""Where client updates become models: weights, groups, empty groups, broken replies."""
+"""Averages of client updates: weights, groups, empty groups, replies that are not finite."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from coterie.core.tree import Tree, leaves, rebuild
 
 @dataclass(frozen=True)
 class Mean:
-    """Average one leaf (or subtree) of the replies on the way in.
+    """Average one leaf (or subtree) of the replies as they arrive.
 
     Parameters
     ----------
     leaf
-        Name in the reply of what is averaged.
+        Name of the part of the reply that is averaged.
     around
-        The models as they were: a tree, or a bank where there are groups. A group that no client
-        trained keeps its row, bit for bit.
+        The present models: a tree, or a bank if there are groups. A group that no client trained
+        keeps its row unchanged.
     by
         Group of each client: a name in the reply, or a tensor with an entry per client asked.
     weight
-        Name in the reply of the clients' weights; None: all alike.
+        Name of the clients' weights in the reply. None: all clients have the same weight.
     slots
-        Each client replies with one value per row of the bank, and one weight per row.
+        True: each client replies with one value and one weight per row of the bank.
     """
 
     leaf: str
@@ -38,7 +38,7 @@ class Mean:
 
 
 class RunningMean:
-    """The running sums of one `Mean`, in double precision, so that chunks do not matter."""
+    """The running sums of one `Mean`, in double precision, so that chunk sizes do not matter."""
 
     def __init__(self, mean: Mean, owner: str) -> None:
         self.mean, self.owner = mean, owner
@@ -59,7 +59,7 @@ class RunningMean:
         self.broken = 0
 
     def add(self, reply: dict[str, Tree], position: Tensor) -> None:
-        """Fold the replies of some clients in; `position` is their place among those asked."""
+        """Add the replies of some clients; `position` is their index among the clients asked."""
         mean = self.mean
         for name in (mean.leaf, mean.weight, mean.by):
             if isinstance(name, str) and name not in reply:
@@ -92,7 +92,7 @@ class RunningMean:
             self.weights.index_add_(0, group, weight)
         earlier, who = self._first(weight, group, position)
         for total, leaf in zip(self.sums, values, strict=True):
-            if not leaf.is_floating_point():  # counters: the first contributor's value stands
+            if not leaf.is_floating_point():  # integer counters: the first contributor's value
                 own = leaf[who, torch.arange(self.rows)] if mean.slots else leaf[who]
                 total[earlier] = own[earlier]
             elif mean.slots:
@@ -118,7 +118,7 @@ class RunningMean:
         return earlier, who
 
     def result(self) -> Tree:
-        """The means; rows without weight as they were."""
+        """The means; rows without weight are unchanged."""
         if self.broken:
             warnings.warn(
                 f"{self.owner}: {self.broken} replies were not finite and were left out of the "
@@ -139,7 +139,7 @@ class RunningMean:
 
 
 def as_means(reduce: Mean | Sequence[Mean] | None) -> tuple[Mean, ...]:
-    """None, one or several, as a tuple."""
+    """None, one mean or several means, as a tuple."""
     if reduce is None:
         return ()
     return (reduce,) if isinstance(reduce, Mean) else tuple(reduce)
@@ -152,7 +152,7 @@ def _fold(total: Tensor, leaf: Tensor, group: Tensor, weight: Tensor) -> None:
         for one, row, share in pairs:
             total[row].add_(one, alpha=share)
         return
-    # One buffer for all pieces: memory given back and asked for again costs more than the sums.
+    # One buffer for all pieces, because allocating memory again costs more than the sums.
     size = max(1, min(len(leaf), PIECE // max(leaf[0].numel(), 1)))
     buffer = torch.empty((size, *leaf.shape[1:]), dtype=torch.float64, device=leaf.device)
     for rows, to, share in zip(
@@ -163,6 +163,6 @@ def _fold(total: Tensor, leaf: Tensor, group: Tensor, weight: Tensor) -> None:
 
 
 LARGE = 50_000
-"""Numbers from which on a client's leaf is added by itself."""
+"""Leaves with at least this number of values are added one client at a time."""
 PIECE = 200_000
-"""Numbers in a piece of several clients: 1.6 MB in double precision."""
+"""Number of values in a piece of several clients: 1.6 MB in double precision."""

@@ -1,4 +1,4 @@
-"""What a method is, and the list of those that exist."""
+"""The base class of methods, and the registry of methods."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -18,35 +18,35 @@ from coterie.core.tree import Ids, Tree
 
 
 class Fill(NamedTuple):
-    """Marks a state field with one entry per client, and what late joiners start with."""
+    """Marks a state field with one entry per client; `value` is the entry of late joiners."""
 
     value: float
 
 
 PerClient: TypeAlias = Annotated[Tensor, Fill(-1)]
-"""A state field indexed by client id; -1 for clients not seen yet."""
+"""A state field indexed by client id; -1 for clients that were not asked yet."""
 
 
 class Evidence(NamedTuple):
-    """How sure a placement is, per client."""
+    """The group of each client, and how certain it is."""
 
     group: Tensor  # [m]    group of each client
-    margin: Tensor  # [m]   0: between two groups, 1: beyond doubt
-    score: Tensor  # [m]    strangeness; 1: as a member may be, nan where nothing is known
-    fits: Tensor  # [m]     False: unlike any group
+    margin: Tensor  # [m]   0: between two groups, 1: certain
+    score: Tensor  # [m]    strangeness; members have at most about 1, nan if unknown
+    fits: Tensor  # [m]     False: the client fits no group
 
 
 class ComponentShares(NamedTuple):
     """Shares of common components in each client's data, for methods that estimate them."""
 
     shares: Tensor  # [m, k]  the estimate
-    errors: Tensor  # [m, k]  its standard errors; nan where unknown
+    errors: Tensor  # [m, k]  its standard errors; nan if unknown
     others: dict[str, Tensor]  # further estimates by name, each [m, k]
     evidence: dict[str, Any]  # why this number of components, as plain values
 
 
 class Curve(NamedTuple):
-    """Why this number of groups: a criterion by number of groups, and what was chosen by it."""
+    """Why this number of groups: a criterion for each number, and the number chosen."""
 
     name: str  # what was compared: "conditional", "joint", "losses", ...
     criterion: str  # "noise ratio", "silhouette", ...
@@ -54,32 +54,32 @@ class Curve(NamedTuple):
     values: tuple[float, ...]
     chosen: int | None  # None: no number satisfies the rule
     runner_up: int | None
-    close: tuple[int, ...]  # numbers that cannot be told from the chosen one with these samples
-    threshold: tuple[float, ...] = ()  # of each number; the first at or below its own is chosen
-    decides: bool = True  # False: shown beside the curve that decided
-    note: str = ""  # anything else to know, as a sentence
+    close: tuple[int, ...]  # numbers that these samples cannot distinguish from the chosen one
+    threshold: tuple[float, ...] = ()  # for each number; the first at or below it is chosen
+    decides: bool = True  # False: for information only, another curve decided
+    note: str = ""  # additional information, as a sentence
 
 
 Info: TypeAlias = dict[str, Any]
-"""What a person may want to look at after a round: `assignment`, `stable`, ..."""
+"""Values to report after a round: `assignment`, `stable`, ..."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """A method: hyper-parameters as fields, verbs for the server, tasks for one client."""
+    """Base class of methods: options as fields, methods for the server, tasks for one client."""
 
     title: ClassVar[str] = ""
     bar: ClassVar[float] = 0.9  # accuracy that `example()` must reach in the contract
     supervised: ClassVar[bool] = True  # False: no labels; scored by `surprise` and agreement
-    starts: ClassVar[bool] = False  # True: begins with the groups in `fed.start`, if any are given
-    summaries: ClassVar[bool] = False  # True: State holds a summary of each client, to cluster them
+    starts: ClassVar[bool] = False  # True: starts with the groups in `fed.start`, if given
+    summaries: ClassVar[bool] = False  # True: State has a summary of each client, to cluster them
 
     def __post_init__(self) -> None:
         check_fields(self)
         self.check()
 
     def check(self) -> None:  # noqa: B027 - a method may leave it out
-        """Refuse combinations of options that cannot be run; default: none."""
+        """Raise an error for options that cannot be combined; default: nothing is checked."""
 
     # server: sees `fed`, never data
 
@@ -92,11 +92,11 @@ class Algorithm(ABC):
         """One communication round."""
 
     def done(self, state: Any) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the method has finished."""
         return False
 
     def place(self, fed: Federation, state: Any, ids: Ids) -> tuple[Any, Evidence]:
-        """Give clients that have none a group, and say how well each fits. One model: all fit."""
+        """Assign unassigned clients to groups, and report how well they fit; default: one group."""
         m = len(ids)
         zeros = torch.zeros(m, dtype=torch.int64)
         ones = torch.ones(m, dtype=torch.float64)
@@ -104,14 +104,14 @@ class Algorithm(ABC):
 
     @abstractmethod
     def deploy(self, state: Any, ids: Ids) -> Any:
-        """What each client is handed in order to predict."""
+        """What each client receives in order to predict."""
 
     def mixture(self, state: Any, ids: Ids) -> ComponentShares | None:
-        """Estimated shares of components in clients' data; None: the method has no such thing."""
+        """Estimated shares of components in clients' data; None if the method estimates none."""
         return None
 
     def curves(self, state: Any) -> list[Curve]:
-        """Evidence for the number of groups; empty where the method did not choose it."""
+        """Evidence for the number of groups; empty if the method did not choose the number."""
         return []
 
     def profiles(self, state: Any) -> Tensor | None:
@@ -126,24 +126,26 @@ class Algorithm(ABC):
 
     @task
     def personalise(self, client: Client, given: Tree) -> Tree:
-        """A client's own model, from what it was handed."""
+        """A client's own model, from what it received."""
         return given
 
     # mathematics
 
     def predict(self, personal: Tree, x: Any) -> Any:
-        """Outputs for some inputs; default: of the field `model`. No client, no fed: exportable."""
+        """Outputs for some inputs, by default of `self.model`; needs no client or federation."""
         return self.model.apply(personal, x)  # type: ignore[attr-defined]
 
     def surprise(self, output: Any) -> Any:
-        """Loss of each sample where there are no labels, from what `predict` said: [n]."""
-        raise NotImplementedError(f"{type(self).__name__} learns from labels: see its model's loss")
+        """Loss of each sample without labels, from the output of `predict`: [n]."""
+        raise NotImplementedError(
+            f"{type(self).__name__} learns from labels. Use the loss of its model."
+        )
 
     # for the contract
 
     @classmethod
     def example(cls, problem: Any) -> "Algorithm":
-        """A small instance for a small problem: the fields that `checks.Problem` has too."""
+        """A small instance for a small problem; fields that `checks.Problem` also has are set."""
         options = {field.name: getattr(problem, field.name, None) for field in fields(cls)}
         return cls(**{name: value for name, value in options.items() if value is not None})
 
@@ -153,7 +155,7 @@ A = TypeVar("A", bound=type[Algorithm])
 
 
 def register(name: str) -> Callable[[A], A]:
-    """List a method under a name."""
+    """Register a method under a name."""
 
     def add(cls: A) -> A:
         REGISTRY[name] = cls
@@ -163,7 +165,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def play(algorithm: Algorithm, fed: Federation) -> Iterator[tuple[Any, Info]]:
-    """Every state of a run in memory, from `init` until the method is done, and what it said."""
+    """Run a method in memory until it is done; yields every state and the info of its round."""
     fed.begin(-1)
     state, number = algorithm.init(fed), 0
     fed.commit()
@@ -177,9 +179,9 @@ def play(algorithm: Algorithm, fed: Federation) -> Iterator[tuple[Any, Info]]:
 
 
 def find(name: str) -> type[Algorithm]:
-    """The method of a name: built in, from an installed package, or "package.module:Class".
+    """The method with a name: built in, from an installed package, or "package.module:Class".
 
-    Installed packages list theirs under the entry point `coterie.algorithms`.
+    Installed packages list their methods under the entry point `coterie.algorithms`.
     """
     if ":" in name:
         cls = load(name)
@@ -196,13 +198,13 @@ def find(name: str) -> type[Algorithm]:
 
 
 def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
-    """The name a method is listed under, or its class's."""
+    """The name a method is registered under, or the name of its class."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())
 
 
 def address_of(algorithm: Algorithm) -> str:
-    """The name by which another process finds a method: as listed, or "package.module:Class"."""
+    """The name by which another process finds a method: registered, or "package.module:Class"."""
     cls, name = type(algorithm), name_of(algorithm)
     listed = cls.__module__.startswith("coterie.") or any(
         entry.name == name for entry in entry_points(group="coterie.algorithms")
@@ -214,7 +216,7 @@ def address_of(algorithm: Algorithm) -> str:
 
 
 def state_type(algorithm: Algorithm) -> Any:
-    """The NamedTuple a method keeps, read off `init`'s annotation; None if it has none."""
+    """The state class of a method, from the annotation of `init`; None without an annotation."""
     return get_type_hints(type(algorithm).init).get("return")
 
 
@@ -234,7 +236,7 @@ def per_client_fields(state: Any) -> dict[str, float]:
 
 
 def grow(state: Any, n_clients: int) -> Any:
-    """A state with room for clients that joined late."""
+    """A state with entries for clients that joined late."""
     for name, fill in per_client_fields(state).items():
         values = getattr(state, name)
         missing = n_clients - len(values)

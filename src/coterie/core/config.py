@@ -1,4 +1,4 @@
-"""Options have one definition, the annotated fields of a dataclass; this module enforces it."""
+"""Options are defined by the annotated fields of dataclasses; this module checks them."""
 
 import importlib
 import sys
@@ -35,14 +35,14 @@ def _is_dataclass(hint: Any) -> bool:
 
 
 def _instance_of(hint: Any) -> Any:
-    """Dataclasses among the fields are taken as they are, not taken apart."""
+    """A type hint under which dataclasses are only checked by class, not converted."""
     if isinstance(hint, UnionType):
         return reduce(or_, [_instance_of(part) for part in hint.__args__])
     return InstanceOf[hint] if _is_dataclass(hint) else hint  # type: ignore[misc]
 
 
 def check_fields(owner: Any) -> None:
-    """Check the options of a frozen dataclass, converting text such as "3" where that is meant."""
+    """Check the options of a frozen dataclass; text such as "3" is converted where needed."""
     cls: Any = type(owner)
     for name, adapter in _adapters(cls).items():
         value = getattr(owner, name)
@@ -69,7 +69,7 @@ def construct(cls: type[T], options: dict[str, Any]) -> T:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module that is installed or lies in the current folder."""
+    """Import a module that is installed or in the current folder."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

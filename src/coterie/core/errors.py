@@ -1,11 +1,11 @@
-"""The four things that can go wrong, each saying what to do about it."""
+"""The errors that Coterie raises. Each message says what to do."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class CoterieError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of all errors of this package."""
 
 
 class ConfigError(CoterieError):
@@ -25,7 +25,7 @@ class FederationError(CoterieError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that a name is unknown and offer the nearest one.
+    """A message that a name is unknown, with the most similar known name.
 
     >>> unknown("algorithm", "clov", ["clove", "fedavg"])
     "Unknown algorithm 'clov'. Did you mean 'clove'? Known: clove, fedavg."

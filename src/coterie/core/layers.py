@@ -1,8 +1,8 @@
-"""Training mode, and the layers that must know of it.
+"""Training mode, and the layers that depend on it.
 
-Training mode exists only inside the training operation, which opens a `Mode` that the layers read:
-batch norm takes its statistics over real rows only, dropout draws from the client's key; pooling
-keeps what gradients need only there.
+Training mode exists only inside the training operation, which sets a `Mode` that the layers read:
+batch norm computes its statistics from real rows only, and dropout draws from the client's key.
+Pooling stores what gradients need only in training mode.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from coterie.core.random import fold, uniform
 
 @dataclass
 class Mode:
-    """What the layers must know of the pass they are in."""
+    """What the layers must know about the present pass."""
 
     training: bool = False
     mask: Tensor | None = None  # [b]
@@ -28,8 +28,8 @@ class Mode:
     whole: bool = False  # no row is padding
     draws: int = 0
     updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # old buffer, new buffer
-    clients: int = 1  # rows are [clients x b]; where there are several, `key` has one entry each
-    # Where kernels plug in: gives the kernel's own form of a model's network, called with weights.
+    clients: int = 1  # rows are [clients x b]; with several clients, `key` has one entry each
+    # Plug-in point of kernels: returns the kernel's own form of a model's network.
     network: Callable[[Any], Callable[..., Any]] | None = None
 
 
@@ -37,7 +37,7 @@ _MODE: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039 - nev
 
 
 def current_mode() -> Mode:
-    """The mode of the pass under way; evaluation unless the training operation set another."""
+    """The mode of the present pass; evaluation unless the training operation set another mode."""
     return _MODE.get()
 
 
@@ -56,24 +56,24 @@ def entering(mode: M) -> Iterator[M]:
 
 @contextmanager
 def training(mask: Tensor, key: Tensor) -> Iterator[Mode]:
-    """Training mode, for the training operation alone."""
+    """Training mode; only the training operation uses it."""
     with entering(Mode(True, mask, key)) as mode:
         yield mode
 
 
 @contextmanager
 def evaluating(mask: Tensor) -> Iterator[None]:
-    """Evaluation mode for layers that take statistics of their batch even there."""
+    """Evaluation mode for layers that use statistics of their batch even in evaluation."""
     with entering(Mode(mask=mask)):
         yield
 
 
 SMALL = 16
-"""Numbers per channel from which on torch's own kernel is worth its call."""
+"""Smallest number of values per channel for which torch's own kernel is faster."""
 
 
 class MaskedBatchNorm(nn.Module):
-    """Batch norm whose statistics leave out padding; equal to torch's where nothing is padded."""
+    """Batch norm whose statistics leave out padding; equal to torch's if there is no padding."""
 
     weight: Tensor | None
     bias: Tensor
@@ -111,7 +111,7 @@ class MaskedBatchNorm(nn.Module):
     def whole(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows without padding, by torch's own kernel: outputs, mean, variance, count."""
+        """Normalise rows without padding by torch's own kernel: outputs, mean, variance, count."""
         out, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, self.eps)
         count = torch.tensor([x.numel() // x.shape[1]], dtype=x.dtype, device=x.device)
         return out, mean.detach(), (scale**-2 - self.eps).detach(), count
@@ -119,7 +119,7 @@ class MaskedBatchNorm(nn.Module):
     def statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.movedim(1, -1)  # [b, ..., f]
         real = torch.ones(len(x), dtype=x.dtype, device=x.device) if mask is None else mask
-        # A net may fold other axes into the batch, sample-major; each sample's mask covers its own.
+        # A network may merge other axes into the batch, sample by sample, so the mask is repeated.
         real = real.to(x.dtype).repeat_interleave(len(x) // len(real))
         real = real.reshape(-1, *(1,) * (rows.ndim - 1)).expand(*rows.shape[:-1], 1)
         axes = tuple(range(rows.ndim - 1))
@@ -159,16 +159,17 @@ class KeyedDropout(nn.Module):
 
 
 class HalvingPool(nn.Module):
-    """Max-pooling of windows of 2 x 2 side by side; in evaluation equal to torch's, and faster.
+    """Max-pooling of adjacent 2 x 2 windows; in evaluation equal to torch's, and faster.
 
-    torch notes an index per window, which only gradients need. The larger of two rows, then of two
-    columns, are two vectorised passes: on one core 1 us instead of 10 to 20 for an image of 6
-    channels of 24 x 24, half of the time of a small network.
+    torch stores an index per window, which only gradients need. Here the maximum is taken over
+    pairs of rows and then over pairs of columns, in two vectorised passes. On one core this takes
+    1 us instead of 10 to 20 for an image with 6 channels of 24 x 24 pixels, which halves the time
+    of a small network.
     """
 
     @staticmethod
     def stands_for(layer: nn.Module) -> bool:
-        """Whether a layer is such a pooling."""
+        """Whether a layer is such a pooling layer, so that this class can replace it."""
         if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
             return False
         sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)

@@ -1,4 +1,4 @@
-"""What clients remember: tentative until the round is accepted."""
+"""The memory of clients; changes are tentative until the round is accepted."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from coterie.core.tree import Tree, leaves, row, tree_map
 
 
 class Memory:
-    """The memory of all clients. `samples` has a row per training sample and is kept unpadded."""
+    """The memory of all clients. `samples` has a row per training sample, without padding."""
 
     def __init__(self) -> None:
         self.committed: dict[int, Tree] = {}
@@ -20,17 +20,17 @@ class Memory:
         return client in self.tentative or client in self.committed
 
     def get(self, client: int) -> Tree:
-        """What a client remembers now."""
+        """The present memory of a client."""
         found = self.tentative.get(client)
         return self.committed[client] if found is None else found
 
     def keep(self, client: int, tree: Tree) -> None:
-        """Remember, until the round is rolled back; keys not named stay as they were."""
+        """Change the memory, unless the round is rolled back; keys not in `tree` are unchanged."""
         old = self.get(client) if self.knows(client) else {}
         self.tentative[client] = {**old, **tree}
 
     def keep_stacked(self, clients: list[int], kept: Tree, sizes: Tensor) -> None:
-        """Remember the rows of a stacked tree, without the padding of samples."""
+        """Keep the rows of a stacked tree, without the padding of samples."""
         if not leaves(kept):
             return
         for i, client in enumerate(clients):
@@ -40,14 +40,14 @@ class Memory:
                 own["samples"] = tree_map(lambda leaf, n=n: leaf[:n].clone(), own["samples"])
             self.keep(client, own)
 
-    def stacked(self, clients: list[int], length: int) -> Tree:
-        """What some clients remember, on a leading axis; samples padded to a length."""
+    def stack(self, clients: list[int], length: int) -> Tree:
+        """Stack the memory of some clients on a leading axis; samples are padded to a length."""
         trees = [self.get(client) for client in clients]
         first = trees[0]
         if any(tree.keys() != first.keys() for tree in trees):
             raise TaskError(
-                "client.state: all clients must remember the same names to be stacked. Set them "
-                "up in client_init, or mark the task @task(stackable=False)."
+                "client.state: all clients must have the same names in their memory to be stacked. "
+                "Set all names in client_init, or mark the task @task(stackable=False)."
             )
         out = {}
         for name in first:
@@ -58,13 +58,13 @@ class Memory:
         return out
 
     def commit(self) -> None:
-        """Accept the round."""
+        """Accept the changes of the round."""
         self.committed |= self.tentative
         self.unsaved |= {client for client, tree in self.tentative.items() if leaves(tree)}
         self.tentative = {}
 
     def rollback(self) -> None:
-        """Drop the round."""
+        """Drop the changes of the round."""
         self.tentative = {}
 
 

@@ -1,7 +1,7 @@
 """A model: any `nn.Module` as functions of a tree of weights and buffers.
 
-Evaluation mode is the rule; training mode exists only inside the training operation. Batch norm and
-dropout are swapped for layers that know padding and keys (`core/layers.py`).
+Models run in evaluation mode, except inside the training operation. Batch norm and dropout are
+replaced by layers that handle padding and keys (`core/layers.py`).
 """
 
 import copy
@@ -22,16 +22,16 @@ from coterie.core.layers import (
     current_mode,
     evaluating,
 )
-from coterie.core.ops import probe, seeded
+from coterie.core.ops import probe, probe_random
 from coterie.core.random import fold
 from coterie.core.tree import BUFFER, Params, Tree, stack, tree_map
 
 Loss: TypeAlias = Callable[[Any, Batch], Tensor]
-"""Outputs and batch in, one loss per sample out."""
+"""A function of outputs and batch that returns one loss per sample."""
 
 
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of logits; averaged over positions where a sample has several."""
+    """Cross-entropy of logits, averaged over positions if a sample has several."""
     losses = functional.cross_entropy(output, batch.y.long(), reduction="none")
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
@@ -60,8 +60,8 @@ LOSSES: dict[str, Loss] = {
 class Network:
     """A network called with given weights.
 
-    The network is this object's own, so weights are put in their places directly, which costs a
-    tenth of `functional_call`. `own` names layers that a kernel runs for each client in turn.
+    The network belongs to this object, so weights are assigned directly, which costs a tenth of
+    `functional_call`. `own` has the names of layers that a kernel runs for each client in turn.
     """
 
     def __init__(self, module: nn.Module, own: Sequence[str] = ()) -> None:
@@ -90,18 +90,19 @@ class Model:
     Parameters
     ----------
     module
-        The network, or a function that builds it. Initial weights are drawn anew from a key: by
-        calling the function, or by `reset_parameters` of every layer that has one.
+        The network, or a function that builds it. Initial weights are drawn from a key: by calling
+        the function, or by `reset_parameters` of every layer that has this method.
     loss
         "cross_entropy", "squared_error", "reconstruction", or a function of outputs and batch
-        that gives one loss per sample.
+        that returns one loss per sample.
     head
-        Name or names of the submodules (or parameters) that belong to a group; the rest of the
-        weights is shared by all groups. None: everything belongs to a group.
+        Name or names of the submodules (or parameters) that each group has for itself; all groups
+        share the other weights. None: each group has all weights for itself.
     dtype
-        Floating type of the weights; inputs are cast to it.
+        Floating-point type of the weights; inputs are cast to it.
     made_from
-        How a run file describes it, so that a run can be built again; None: it cannot be named.
+        Description of the model in a run file, so that the run can be built again. None: the model
+        cannot be described in a run file.
     """
 
     module: nn.Module | Callable[[], nn.Module]
@@ -113,7 +114,7 @@ class Model:
     _evaluating: nn.Module = field(init=False, repr=False)
     _training: nn.Module = field(init=False, repr=False)
     _names: dict[str, str] = field(init=False, repr=False)  # leaf of the tree -> name in the module
-    _loose: set[str] = field(init=False, repr=False)  # buffers of layers that are not ours
+    _loose: set[str] = field(init=False, repr=False)  # buffers of layers of other packages
     _clustered: set[str] = field(init=False, repr=False)
     _called: "Network" = field(init=False, repr=False)  # the training network, called directly
     title: str = field(init=False, repr=False)  # name of the wrapped module, for messages
@@ -148,7 +149,7 @@ class Model:
         for head in heads:
             if not any(_within(name, head) for name in names.values()):
                 raise ConfigError(
-                    f"Model: head must name a part of {title}. Got '{head}'; known: "
+                    f"Model: head must be the name of a part of {title}. Got '{head}'. Known: "
                     f"{', '.join(name for name, _ in skeleton.named_children())}."
                 )
         clustered = {
@@ -159,7 +160,7 @@ class Model:
         set_(self, "_clustered", clustered)
 
     def _draw(self, seed: int) -> nn.Module:
-        """The module with freshly drawn weights; the global generator is left as it was."""
+        """The module with newly drawn weights; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if not isinstance(self.module, nn.Module):
@@ -181,7 +182,7 @@ class Model:
         }
 
     def init_many(self, key: Tensor, k: int, same: bool = False) -> Params:
-        """A bank of k independent draws, or of k copies of one."""
+        """A bank of k independent draws, or of k copies of one draw."""
         return stack([self.init(fold(key, 0 if same else j)) for j in range(k)])
 
     def apply(self, params: Params, x: Any) -> Any:
@@ -190,18 +191,18 @@ class Model:
         training = mode.training
         module = self._training if training else self._evaluating
         values = {name: params[leaf] for leaf, name in self._names.items()}
-        if mode.network is not None:  # a kernel's own, of stacked weights
+        if mode.network is not None:  # the network of a kernel, with stacked weights
             return mode.network(self)(values, _cast(x, self.dtype))
-        if training and not self._loose:  # every step of every client: no time for more
+        if training and not self._loose:  # the fast path, used in every step of every client
             return self._called(values, _cast(x, self.dtype))
-        if training:  # a foreign layer may write into its buffers; the caller's stay as they are
+        if training:  # a layer may write to its buffers; the caller's buffers must not change
             values |= {self._names[b]: params[b].clone() for b in self._loose}
         return torch.func.functional_call(module, values, (_cast(x, self.dtype),))
 
     def losses(
         self, params: Params, batch: Batch, key: Tensor | None = None, *given: Tree
     ) -> Tensor:
-        """One loss per sample; `given` is what a training hands its penalty."""
+        """One loss per sample; `given` has the extra arguments of a training."""
         if self.mixes_samples and not current_mode().training:
             with evaluating(batch.mask):
                 return self.loss_of(self.apply(params, batch.x), batch)
@@ -220,19 +221,20 @@ class Model:
         """Loss of each model of a bank on each sample, in evaluation mode: [k, n]."""
         return probe(self.losses, models, batch, flattens=not self.mixes_samples, each=True)
 
-    def seeded(self, key: Tensor, count: int, batch: Batch) -> Tensor:
-        """Losses, sample by sample, of networks drawn from a key and never trained: [count, n]."""
-        return seeded(self.init, self.losses, key, count, batch, flattens=not self.mixes_samples)
+    def probe_random(self, key: Tensor, count: int, batch: Batch) -> Tensor:
+        """Losses of untrained networks, drawn from a key, on each sample: [count, n]."""
+        flattens = not self.mixes_samples
+        return probe_random(self.init, self.losses, key, count, batch, flattens=flattens)
 
     def n_outputs(self, x: Any) -> int:
-        """Outputs for a sample: classes, where the loss is cross-entropy."""
+        """Number of outputs for a sample: with cross-entropy, the number of classes."""
         with torch.no_grad():
             few = tree_map(lambda leaf: leaf[:1], x)
             output: Tensor = self._evaluating(_cast(few, self.dtype))
         return output.shape[1] if output.ndim > 1 else 1
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """What all groups share (nothing unless there is a head), and what belongs to a group."""
+        """The weights that all groups share (none without a head), and the weights of a group."""
         own = self._clustered
         shared = {leaf: value for leaf, value in params.items() if leaf not in own}
         return shared, {leaf: value for leaf, value in params.items() if leaf in own}
@@ -242,13 +244,16 @@ class Model:
         return {**shared, **clustered}
 
     def features(self, params: Params, x: Any) -> Tensor:
-        """What enters the head."""
+        """The inputs of the head."""
         return self.features_and_output(params, x)[0]
 
     def features_and_output(self, params: Params, x: Any) -> tuple[Tensor, Any]:
-        """What enters the head, and the outputs, from one pass."""
+        """The inputs of the head, and the outputs, from one pass."""
         if not isinstance(self.head, str):
-            raise ConfigError(f"Model: features need one head, got {self.head!r}.")
+            raise ConfigError(
+                "Model: head must be the name of one submodule for features. "
+                f"Got {self.head!r}. Set head when you build the model."
+            )
         mode = current_mode()
         module = self._evaluating
         if mode.network is not None:
@@ -268,12 +273,12 @@ class Model:
 
     @property
     def training_network(self) -> nn.Module:
-        """The network that training runs, for kernels that make one of their own from it."""
+        """The network in training mode, for kernels that build their own network from it."""
         return self._training
 
     @property
     def evaluating_network(self) -> nn.Module:
-        """The network that evaluation runs, likewise."""
+        """The network in evaluation mode, for the same purpose."""
         return self._evaluating
 
     def plain(self, params: Params) -> nn.Module:
@@ -299,10 +304,11 @@ _CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def _swap(module: nn.Module) -> None:
-    """Put in the layers that know padding and keys; refuse those that draw by themselves."""
+    """Use layers that handle padding and keys; refuse layers that use global random numbers."""
     if isinstance(module, _BATCH_NORMS + _CHANNEL_DROPOUTS + (nn.Dropout,)):
         raise ConfigError(
-            f"Model: a lone {type(module).__name__} is no model; wrap it in a module."
+            f"Model: module must be a network with layers. Got a single {type(module).__name__}. "
+            "Wrap it in an nn.Module."
         )
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout:
@@ -310,7 +316,7 @@ def _swap(module: nn.Module) -> None:
                 f"Model: {type(layer).__name__} must have dropout=0, because it draws from the "
                 f"global generator. Got {layer.dropout}; put an nn.Dropout beside it."
             )
-        # Not named_children: it passes over the second place of a layer that is used twice.
+        # Not named_children, which skips the second place of a layer that is used twice.
         for name, child in list(layer._modules.items()):
             if isinstance(child, _BATCH_NORMS):
                 setattr(layer, name, MaskedBatchNorm(child))

@@ -1,10 +1,10 @@
-"""Training and probing as operations: written for one client, run on stacks of them.
+"""Training and probing as operations: written for one client, run on stacks of clients.
 
-`vmap` of a training loop buys nothing, and fast kernels work on whole stacks. So the two expensive
-things a client does are operations whose `vmap` rule does not trace into them: it merges the new
-axis into a stack axis and calls the operation again. At the bottom a kernel meets plain tensors
-`[S, ...]` (`[1, ...]` where all clients share a value) and may use Python freely. No gradient flows
-through.
+`vmap` of a training loop is no faster than the loop, and fast kernels work on whole stacks. The two
+expensive things a client does, training and probing, are therefore operations with their own `vmap`
+rule: it merges the new axis into a stack axis and calls the operation again. In the end a kernel
+gets plain tensors `[S, ...]` (`[1, ...]` if all clients share a value) and may use Python freely.
+Gradients do not flow through these operations.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -31,7 +31,7 @@ Losses: TypeAlias = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Fit:
-    """A local training, less its tensors."""
+    """A local training without its tensors."""
 
     local: "LocalSGD"
     losses: Losses
@@ -40,7 +40,7 @@ class Fit:
 
 
 class Kernel(Protocol):
-    """What does the work of a stack; every leaf is `[S, ...]`, or `[1, ...]` if all share it."""
+    """Runs operations on a stack; every leaf is `[S, ...]`, or `[1, ...]` if all share it."""
 
     def fit(self, fit: Fit, stacked: Tree) -> Tree: ...  # params, batch, key, round, given
 
@@ -48,9 +48,9 @@ class Kernel(Protocol):
         self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
     ) -> Tensor: ...
 
-    def serves(self, name: Hashable, x: Any) -> None: ...  # whose inputs the coming work is on
+    def serves(self, name: Hashable, x: Any) -> None: ...  # announces the inputs of the next work
 
-    def describe(self) -> dict[str, Any]: ...  # what it chose, as plain data
+    def describe(self) -> dict[str, Any]: ...  # its choices, as plain data
 
 
 class Loop:
@@ -61,12 +61,12 @@ class Loop:
         return tree_map(lambda *parts: torch.stack(parts), trained[0], *trained[1:])
 
     def _train(self, fit: Fit, params: Tree, batch: Batch, *rest: Any) -> Tree:
-        """One training; images and the weights of convolutions in their fast layout."""
+        """One training, with images and convolution weights in the channels-last layout."""
         if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and convolves(params):
             fast, x = tree_map(channels_last, (params, batch.x))
             try:
                 return fit.local.train(fit, fast, batch._replace(x=x), *rest)
-            except RuntimeError as error:  # a network may view what is laid out otherwise
+            except RuntimeError as error:  # the network may need the usual layout for a view
                 if "view size is not compatible" not in str(error):
                     raise
         return fit.local.train(fit, params, batch, *rest)
@@ -83,10 +83,10 @@ class Loop:
         return torch.stack([one(*each) for each in unstack((models, batch))])
 
     def serves(self, name: Hashable, x: Any) -> None:
-        """Nothing is kept from one client to the next."""
+        """Do nothing: this kernel keeps nothing from one client to the next."""
 
     def describe(self) -> dict[str, Any]:
-        """Nothing is chosen."""
+        """Nothing: this kernel makes no choices."""
         return {}
 
 
@@ -96,13 +96,13 @@ def convolves(params: Tree) -> bool:
 
 
 def channels_last(leaf: Tensor) -> Tensor:
-    """Images, or the weights of a convolution, in the layout that convolutions are fastest in."""
-    # `to`, not `contiguous`: with one channel the two layouts are one, and only strides tell.
+    """Images or convolution weights in the layout in which convolutions are fastest."""
+    # `to`, not `contiguous`: with one channel the two layouts differ in their strides only.
     return leaf.to(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf
 
 
 def unstack(stacked: Tree) -> Iterator[Tree]:
-    """The members of a stack; what all share (`[1, ...]`) is repeated."""
+    """The members of a stack; values that all share (`[1, ...]`) are repeated."""
     for s in range(stack_size(stacked)):
         yield tree_map(lambda leaf, s=s: leaf[s if len(leaf) > 1 else 0], stacked)
 
@@ -117,7 +117,7 @@ _KERNEL: ContextVar[Kernel] = ContextVar("kernel", default=Loop())  # noqa: B039
 
 @contextmanager
 def using(kernel: Kernel) -> Iterator[None]:
-    """Run operations on a kernel; engines choose it."""
+    """Run operations on this kernel; engines choose it."""
     token = _KERNEL.set(kernel)
     try:
         yield
@@ -147,7 +147,7 @@ class _Operation(torch.autograd.Function):
 
 
 def _merge(leaf: Tensor, dim: int | None, size: int, width: int) -> Tensor:
-    """Merge a batch axis into the stack axis; what is shared by all stays `[1, ...]`."""
+    """Merge a batch axis into the stack axis; values that all share stay `[1, ...]`."""
     if dim is None:
         if len(leaf) == 1:
             return leaf
@@ -157,7 +157,7 @@ def _merge(leaf: Tensor, dim: int | None, size: int, width: int) -> Tensor:
 
 
 def _operate(run: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
-    """Call a function of a stacked tree as an operation on the tree of one client."""
+    """Call a function of stacked trees as an operation on the tree of one client."""
 
     def on_leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(leaves(run(rebuild(tree, tensors))))
@@ -182,10 +182,10 @@ def train(
 def probe(
     losses: Losses, models: Params, batch: Batch, flattens: bool = False, each: bool = False
 ) -> Tensor:
-    """Mean loss of every model of a bank on one client's batch: [k]; of each sample: [k, n].
+    """Mean loss of every model of a bank on one client's batch: [k]; with `each`, losses [k, n].
 
-    `flattens` says that a sample's loss does not depend on its batch, so that the rows of many
-    clients may run as one batch.
+    `flattens` means that a sample's loss does not depend on its batch, so the rows of many clients
+    may run as one batch.
     """
     kernel = _KERNEL.get()
 
@@ -197,10 +197,10 @@ def probe(
 
 
 DRAWN = 64 * 2**20
-"""Bytes of seeded networks that are held at a time, and at most eight of them."""
+"""Bytes of random networks in memory at a time; there are never more than eight networks."""
 
 
-def seeded(
+def probe_random(
     init: Callable[[Tensor], Params],
     losses: Losses,
     key: Tensor,
@@ -208,17 +208,20 @@ def seeded(
     batch: Batch,
     flattens: bool = False,
 ) -> Tensor:
-    """Losses, sample by sample, of networks drawn from one key for all clients: [count, n].
+    """Losses of random networks, the same for all clients, on each sample: [count, n].
 
-    Network r is `init(fold(key, r))`. A few are held at a time; none is kept. An operation also
-    because nothing may be drawn inside `vmap`.
+    Network r is `init(fold(key, r))`. Only a few networks are in memory at a time. This is an
+    operation because modules cannot be drawn inside `vmap`.
     """
     kernel = _KERNEL.get()
 
     def run(stacked: tuple[Tensor, Batch]) -> Tensor:
         keys, batch = stacked
         if not bool((keys == keys[0]).all()):
-            raise TaskError("seeded: all clients must be given the same key.")
+            raise TaskError(
+                "probe_random: all clients must have the same key. Got different keys. Use a key "
+                "of the server, fed.key(...)."
+            )
         first = init(fold(keys[0], 0))
         step = max(1, min(8, DRAWN // max(n_bytes(first), 1)))
         parts = []
@@ -234,7 +237,7 @@ def seeded(
 
 
 def _refuse_stacked_closure(function: Any) -> None:
-    """A closure over a client's tensor would be read with the wrong client, so it is refused."""
+    """Refuse a closure over a client's tensor, which would be used with the wrong client."""
     if any(torch._C._functorch.is_batchedtensor(leaf) for leaf in _held(function, set())):
         raise TaskError(
             f"LocalSGD: {function.__qualname__} must not close over a client's tensor, "
@@ -243,7 +246,7 @@ def _refuse_stacked_closure(function: Any) -> None:
 
 
 def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors a function closes over, by itself or by a function it calls."""
+    """The tensors in the closure of a function, and of the functions in this closure."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -71,7 +71,7 @@ class Question:
 
     @property
     def info(self) -> TaskInfo:
-        """How it wants to be run."""
+        """How to run it."""
         info = _registered(self.function)._replace(split=self.split)
         return info if self.stackable is None else info._replace(stackable=self.stackable)
 
@@ -91,12 +91,14 @@ def _registered(function: Callable[..., Any]) -> TaskInfo:
     info: TaskInfo | None = getattr(function, "__question__", None)
     if info is None:
         name = getattr(function, "__qualname__", repr(function))
-        raise TaskError(f"Question: {name} is not registered. Put @question() above it.")
+        raise TaskError(
+            f"Question: the function must be registered. Got {name}. Put @question() above it."
+        )
     return info
 
 
 def info_of(task: Callable[..., Any]) -> TaskInfo:
-    """How a question or a method's own task wants to be run."""
+    """How to run a question or a method's own task."""
     return task.info if isinstance(task, Question) else task_info(task)
 
 
@@ -124,7 +126,10 @@ def find_task(
     if "question" not in described:
         name = str(described["name"])
         if not hasattr(getattr(type(method), name, None), "__task__"):
-            raise ConfigError(f"{type(method).__name__} has no task '{name}'.")
+            raise ConfigError(
+                f"{type(method).__name__} has no task '{name}'. Install the same version of the "
+                "method on the server and on this node."
+            )
         task: Callable[..., Any] = getattr(method, name)
         return task
     place = str(described["question"])

@@ -1,8 +1,8 @@
-"""Randomness as keys: an integer in, numbers out, nothing kept and nothing global.
+"""Random numbers from keys, without a global state.
 
-A key is a 0-d int64 tensor. `fold` derives a key from a key; the draws hash a counter, so number
-`i` of a draw depends on the key and on `i` alone: not on the engine, the padding or the order of
-clients. All of it is integer arithmetic that stacks under `vmap`.
+A key is a 0-d int64 tensor. `fold` derives a key from a key. Draws hash a counter, so number `i` of
+a draw depends only on the key and on `i`, and not on the engine, the padding or the order of
+clients. Everything is integer arithmetic that works under `vmap`.
 
 The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
 generators, OOPSLA 2014).
@@ -27,7 +27,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical right shift; the arithmetic one of int64 would drag the sign along."""
+    """Logical right shift; the arithmetic shift of int64 would keep the sign."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -43,7 +43,7 @@ def seed_key(seed: int) -> Tensor:
 
 
 def codes(labels: Sequence[str]) -> Tensor:
-    """Labels as integers, so that folding one in equals folding in the label.
+    """Labels as integers; `fold` gives the same key for the integer as for the label.
 
     >>> key = seed_key(0)
     >>> bool(fold(key, codes(["a", "b"]))[1] == fold(key, "b"))
@@ -81,13 +81,13 @@ def initial_key(run_key: Tensor, number: int = 0) -> Tensor:
 
 
 def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Hashed counters, int64 over its whole range."""
+    """Hashed counters, over the whole range of int64."""
     counter = torch.arange(1, math.prod(shape) + 1, device=key.device).reshape(shape)
     return _mix(key + counter * _GOLDEN)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1), each on a grid of 2**-24, which float32 and float64 hold exactly.
+    """Numbers in [0, 1) on a grid of 2**-24, which is exact in float32 and in float64.
 
     >>> uniform(seed_key(1), (2,)).shape
     torch.Size([2])
@@ -103,7 +103,7 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 
 def permutation(key: Tensor, mask: Tensor) -> Tensor:
-    """Row numbers in random order, the rows that `mask` leaves out last.
+    """Row numbers in random order, with the rows outside `mask` last.
 
     Padding does not change the order of the real rows.
 

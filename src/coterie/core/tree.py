@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Tree: TypeAlias = Any
-"""A tensor, or a dict, tuple or list of trees. (A recursive type the checker cannot follow.)"""
+"""A tensor, or a dict, tuple or list of trees. (Type checkers do not support this recursion.)"""
 Params: TypeAlias = dict[str, Tensor]
 """One model's weights and buffers by name, or a bank of them."""
 Ids: TypeAlias = Tensor
@@ -46,7 +46,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def named_leaves(tree: Tree, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Tensor]]:
-    """The leaves with the path of keys that leads to each.
+    """The leaves, each with its path of keys.
 
     >>> [path for path, _ in named_leaves({"a": {"b": torch.ones(1)}, "c": torch.ones(1)})]
     [('a', 'b'), ('c',)]
@@ -67,7 +67,7 @@ def rebuild(tree: T, new: Iterable[Any]) -> T:
 
 
 def stack(trees: Sequence[T]) -> T:
-    """Trees of one shape as one tree with a leading axis."""
+    """Stack trees of one shape to one tree with a leading axis."""
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
@@ -77,7 +77,7 @@ def row(tree: T, index: int) -> T:
 
 
 def take(bank: T, index: Tensor) -> T:
-    """The row of a bank that a 0-d tensor names, or several rows; allowed in stacked tasks.
+    """One row of a bank (0-d index) or several rows (1-d index); allowed in stacked tasks.
 
     >>> take({"w": torch.tensor([1.0, 2.0, 3.0])}, torch.tensor(1))
     {'w': tensor(2.)}
@@ -88,7 +88,7 @@ def take(bank: T, index: Tensor) -> T:
 
 
 def put(values: Tensor, ids: Ids, new: Tensor | float) -> Tensor:
-    """A copy of a per-client tensor with other values at some ids.
+    """A copy of a per-client tensor with new values at some ids.
 
     >>> put(torch.tensor([-1, -1, -1]), torch.tensor([2]), torch.tensor([7]))
     tensor([-1, -1,  7])
@@ -117,5 +117,5 @@ BUFFER = "buffer:"
 
 
 def is_buffer(path: tuple[str, ...]) -> bool:
-    """Whether a leaf is a buffer (running statistics, frozen weights): kept, never trained."""
+    """Whether a leaf is a buffer (running statistics, frozen weights), which is never trained."""
     return bool(path) and path[-1].startswith(BUFFER)

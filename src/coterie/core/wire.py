@@ -1,7 +1,7 @@
 """Trees of tensors as bytes: one format for loopback, network and checkpoints. No pickle.
 
-The bytes are a safetensors file. The tree's shape travels in its metadata as JSON; a leaf is a
-number, the name of its array. 0-d tensors stay 0-d.
+The bytes are a safetensors file. Its metadata contain the structure of the tree as JSON, in which a
+leaf is a number, the name of its array. 0-d tensors stay 0-d.
 """
 
 import hashlib
@@ -33,14 +33,17 @@ def dump(tree: Tree, note: dict[str, str] | None = None) -> bytes:
 
 
 def load(data: bytes, like: Tree = None) -> Tree:
-    """The tree in some bytes; named tuples come back as dicts unless `like` gives their types."""
+    """The tree in some bytes; named tuples become dicts unless `like` has their types."""
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         shape = json.loads(header["__metadata__"]["coterie"])["tree"]
         arrays = load_tensors(data)
         return _restore(_build(shape, arrays), like)
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"wire: the bytes are damaged or not Coterie's ({error}).") from error
+        raise DataError(
+            f"The data must be a tree of tensors that Coterie wrote. They are damaged, or another "
+            f"program wrote them ({error})."
+        ) from error
 
 
 def _shape(tree: Tree, names: Any) -> Any:
@@ -63,10 +66,10 @@ def _build(shape: Any, arrays: dict[str, Tensor]) -> Tree:
 
 
 def _restore(tree: Tree, like: Any) -> Tree:
-    """Give the parts of a tree the types they had."""
+    """Restore the types of the parts of a tree."""
     if isinstance(like, type) and hasattr(like, "_fields"):  # a NamedTuple class
         hints = getattr(like, "__annotations__", {})
-        # A field with a default may be younger than the file.
+        # A field with a default may have been added after the file was written.
         known = [key for key in like._fields if key in tree or key not in like._field_defaults]  # type: ignore[attr-defined]
         return like(**{key: _restore(tree[key], hints.get(key)) for key in known})
     if isinstance(like, tuple | list) and isinstance(tree, dict | list):
@@ -78,5 +81,5 @@ def _restore(tree: Tree, like: Any) -> Tree:
 
 
 def checksum(data: bytes) -> str:
-    """A name for bytes that no other bytes have: SHA-256, as hexadecimal digits."""
+    """SHA-256 of some bytes, as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()

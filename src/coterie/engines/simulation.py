@@ -169,7 +169,7 @@ class Simulation(Federation):
     def _run_stacked(self, call: Call, position: Tensor) -> dict[str, Any]:
         ids = call.ids[position]
         n = int(self._sizes[ids].max())
-        client = self._client(call, ids, self.memory.stacked(ids.tolist(), n))
+        client = self._client(call, ids, self.memory.stack(ids.tolist(), n))
         handed = [self._for_many(given, position) for given in call.given]
         handed += [(extra, 0) for extra in self._extra(call, ids)]
         given, axes = [tree for tree, _ in handed], [axis for _, axis in handed]

@@ -325,7 +325,7 @@ def ask(case: Case, seed: int) -> Summary:
         x, y = torch.tensor(case.x).float(), torch.tensor(case.y)
         y = y if classes > 1 else y.float()
         batch = Batch(x, y, everyone, torch.ones(n))
-        values = network(case).seeded(seed_key(seed), case.networks, batch)
+        values = network(case).probe_random(seed_key(seed), case.networks, batch)
         rows = Rows(values.double(), label, unit, everyone)
     parts = []
     for c in range(m):

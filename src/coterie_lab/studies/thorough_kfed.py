@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from coterie.algorithms.kfed import KFed, State, farthest_first
-from coterie.algorithms.samples import known_count, padded, samples
+from coterie.algorithms.samples import known_count, pad_rows, samples
 from coterie.clustering.lloyd import kmeans, lloyd, squared_distances
 from coterie.core.algorithm import register
 from coterie.core.client import Client, Reply, task
@@ -53,7 +53,7 @@ class ThoroughKFed(KFed):
         (x, _), k = samples(client), known_count(client, self.n_components)
         labels, found, _ = kmeans(client.key, x, min(k, len(x)))
         n = torch.bincount(labels, minlength=self.n_clusters).double()
-        own = padded(found, self.n_clusters)
+        own = pad_rows(found, self.n_clusters)
         return Reply(
             {"centres": own, "n": n},
             keep={"centres": own, "n": n, "members": -torch.ones_like(n).long()},

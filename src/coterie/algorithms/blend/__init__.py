@@ -1,20 +1,25 @@
 """Blend: find the components inside clients, divide their samples, and calibrate the shares.
 
-A client's data are a mixture of a few distributions that all clients share. Blend counts these
-components, trains an autoencoder and, with labels, an expert for each, gives every sample one
-component and every client its shares. A run has five stages:
+A client's data are a mixture of a few distributions, the components, which all clients share. Blend
+finds the number of components and trains an autoencoder for each and, with labels, an expert. It
+assigns every sample to a component and estimates the shares of the components in every client's
+data. A run has five stages:
 
 - warm: clients train one common autoencoder by averaging.
-- moments: clients send the mean code of their data. These means lie in a simplex: its dimension
-  gives the number of components, its corners are the purest clients, the anchors.
+- moments: clients send the mean code of their data. These means lie in a simplex. Its dimension
+  gives the number of components; its corners are the purest clients, the anchors.
 - anchors: the anchor of each component trains the common autoencoder on its own data.
 - rounds: clients divide their samples every few rounds and train both models on each part.
-- report: clients divide once more, and their shares are read off.
+- report: clients divide their samples once more, and the shares are computed from this division.
 
 References: ours. The models, the division and the averaging by parts are those of FedGMI (Hou, Shi,
-Fan, Letaief, 2026, arXiv 2605.08760), registered as `fedgmi`. New are the start from moments, an
-offset for each component, because scores of different autoencoders have no common zero, labels in
-the score, and shares read off histograms of margins, because counts are drawn to the middle.
+Fan, Letaief, 2026, arXiv 2605.08760), registered as `fedgmi`. New are:
+
+- the start from moments;
+- an offset for each component, because the scores of two autoencoders are not comparable;
+- labels in the score;
+- shares from histograms of margins, because counts are biased towards equal shares.
+
 Notes: scores are sums over pixels and latents, in nats, at the posterior mean.
 """
 
@@ -47,53 +52,53 @@ from coterie.models.vae import VAE, gaussian
 
 WARM, MOMENTS, ANCHORS, ROUNDS, REPORT, DONE = range(6)
 STAGES = ("warm", "moments", "anchors", "rounds", "report", "done")
-MOST = 8  # components that are counted at most
+MOST = 8  # largest number of components that can be found
 WARM_CLIENTS = 10  # clients in a round of the warm stage
-LABEL_SCALE = 10.0  # nats of x that count as one of y; autoencoders are too sure of themselves
+LABEL_SCALE = 10.0  # nats of x that count as one nat of y, as autoencoders are overconfident
 Unknown = Annotated[Tensor, Fill(-1)]
 
 
 class State(NamedTuple):
     stage: Tensor
     turn: Tensor  # rounds of this stage so far
-    common: dict[str, Params]  # the common autoencoder, and an expert for use before the anchors
+    common: dict[str, Params]  # the common autoencoder, and the expert used before the anchors
     vaes: Params  # [k, ...]
     experts: Params  # [k, ...]
     offsets: Tensor  # [k]  added to the scores
     scale: Tensor  # nats per unit of the scores
     labels: Tensor  # whether labels are part of the scores
     cuts: Tensor  # [k, bins - 1]  of the margins
-    profiles: Tensor  # [k, k * bins]  how a component's samples spread over the bins
+    profiles: Tensor  # [k, k * bins]  distribution of a component's samples over the bins
     eigenvalues: Tensor  # evidence for the number of components
     thresholds: Tensor
     centre: Tensor  # [d]  of the codes
-    root: Tensor  # [d, k - 1]  from codes to the axes in which clients differ
+    root: Tensor  # [d, k - 1]  maps codes to the axes along which clients differ
     corners: Tensor  # [k, k - 1]  the anchors on these axes
-    empty: Tensor  # [k]  divisions in a row that gave a component nothing
-    assignment: PerClient  # [clients]  largest component, -1 until divided
-    anchor: PerClient  # [clients]  component it stands for; -1: none, -2: it did not answer
+    empty: Tensor  # [k]  number of divisions in a row in which a component got no samples
+    assignment: PerClient  # [clients]  largest component; -1 before the first division
+    anchor: PerClient  # [clients]  component it is the anchor of; -1: none, -2: did not answer
     first: Unknown  # [clients, k]  shares from moments
-    own: Unknown  # [clients, k]  shares by the client's own division; its prior
+    own: Unknown  # [clients, k]  shares by the client's own division; used as its prior
     counts: Unknown  # [clients, k]  shares by count, with a uniform prior
     tail: Unknown  # [clients, k]  shares from histograms of margins
     anchored: Unknown  # [clients, k]  counts corrected by those of the anchors
-    em: Unknown  # [clients, k]  shares of highest likelihood, if the scores were log densities
+    em: Unknown  # [clients, k]  maximum-likelihood shares, with scores taken as log densities
     errors: Unknown  # [clients, k]  standard errors of tail
-    best: Unknown  # [clients]  mean score of the best component; means nothing without a size
+    best: Unknown  # [clients]  mean score of the best component; only valid where size is known
     size: Unknown  # [clients]  samples
 
 
 @register("blend")
 @dataclass(frozen=True)
 class Blend(Algorithm):
-    """Count the components inside clients, divide their samples, and train an expert for each.
+    """Find the components in clients' data and their shares, and train an expert for each.
 
     Parameters
     ----------
     vae
         Density model of a component.
     model
-        Expert of a component. None: only the components are found, and nothing needs labels.
+        Expert of a component. None: only the components are found, and no labels are needed.
     local
         Training of an expert on one part.
     local_vae
@@ -101,21 +106,21 @@ class Blend(Algorithm):
     n_components
         Number of components. None: it is found, up to 8.
     warm_rounds
-        Rounds in which the common autoencoder is trained.
+        Number of rounds in which the common autoencoder is trained.
     warm_epochs
-        Epochs of each client in such a round.
+        Number of epochs of each client in such a round.
     anchor_epochs
-        Epochs by which an anchor trains the common autoencoder on its own data.
+        Number of epochs for which an anchor trains the common autoencoder on its own data.
     rounds
-        Rounds of training. None: until the run ends, without a last division.
+        Number of training rounds. None: until the run ends, without a last division.
     interval
-        Rounds between two divisions.
+        Number of rounds between two divisions.
     evidence
-        "joint": samples are divided by x and, from the second division on, by the expert's loss on
-        y if there are labels. "x": by x alone.
+        "joint": samples are divided by x and, if there are labels, from the second division on also
+        by the expert's loss on y. "x": by x alone.
     """
 
-    bar: ClassVar[float] = 0.4  # the tiny problem's groups differ in y, and not at all in x
+    bar: ClassVar[float] = 0.4  # the groups of the tiny problem differ in y only, not in x
     vae: Model
     model: Model | None = None
     local: LocalSGD = common.EXPERTS
@@ -133,7 +138,7 @@ class Blend(Algorithm):
 
     @property
     def labelled(self) -> bool:
-        """Whether experts give the probability of a label."""
+        """Whether experts predict the probabilities of labels."""
         return self.model is not None and self.model.loss == "cross_entropy"
 
     # server
@@ -157,7 +162,7 @@ class Blend(Algorithm):
             anchor=torch.full((fed.n_clients,), -1),
             best=alone,
             size=alone,
-            **_undivided(fed.n_clients, 0),
+            **_clear_division(fed.n_clients, 0),
         )
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
@@ -185,14 +190,15 @@ class Blend(Algorithm):
         last = int(state.turn) + 1 >= self.warm_rounds
         if last and kl < 0.1:
             warnings.warn(
-                "Blend: the codes of the common VAE carry no information about the samples "
-                f"({kl:.2g} nats). Train it longer (warm_rounds) or at a lower rate (local_vae).",
+                "Blend: the codes of the common VAE contain no information about the samples "
+                f"({kl:.2g} nats). Train it longer (warm_rounds) or at a lower learning rate "
+                "(local_vae).",
                 stacklevel=2,
             )
         return _next(state, MOMENTS if last else WARM), {"score": nats}
 
     def find_components(self, fed: Federation, state: State) -> tuple[State, Info]:
-        """Number of components, purest clients and first shares, from clients' mean codes."""
+        """Find the number of components, the purest clients and initial shares from mean codes."""
         d, vae, n_classes = common.latent_size(self.vae), state.common["vae"], 0
         if self.model is not None and self.labelled:
             n_classes = start.count_classes(self.vae, self.model, vae, state.common["expert"])
@@ -207,7 +213,7 @@ class Blend(Algorithm):
         seen = start.find_components(reply, fine, self.n_components, MOST)
         self._warn_of_moments([fed.names[i] for i in ids[seen.simplex.strange].tolist()], seen)
         found, k = seen.simplex, len(seen.simplex.anchors)
-        unknown = _undivided(fed.n_clients, k)
+        unknown = _clear_division(fed.n_clients, k)
         unknown["first"] = put(unknown["first"], ids, found.shares)
         state = state._replace(
             vaes=tree_map(lambda leaf: leaf.expand(k, *leaf.shape).clone(), vae),
@@ -225,34 +231,35 @@ class Blend(Algorithm):
         return _next(state, ANCHORS), {"eigenvalues": shown, "threshold": above}
 
     def _warn_of_moments(self, strange: list[str], seen: start.Found) -> None:
-        """Say what the moments show and the user may not expect."""
+        """Warn about what the moments show and the user may not expect."""
         if seen.few and self.n_components is None:
             warnings.warn(
-                "Blend: labels differ between clients, and there are too few samples of a class "
-                "to look inside it; labels may be counted as components. Give n_components.",
+                "Blend: labels differ between clients, and there are too few samples per class to "
+                "count components inside classes, so labels may be counted as components. Set "
+                "n_components.",
                 stacklevel=3,
             )
         for name in strange:
             warnings.warn(
-                f"Blend: client '{name}' has data unlike all others; it is left out of the number "
-                "of components.",
+                f"Blend: client '{name}' has data unlike all others; it is ignored when the "
+                "components are counted.",
                 stacklevel=3,
             )
         k = len(seen.simplex.anchors)
         if self.n_components is not None and seen.counted < k:
             warnings.warn(
                 f"Blend: n_components is {k}, but clients differ in {seen.counted - 1} directions, "
-                f"which suggests {seen.counted}. Leave n_components out to use what is found.",
+                f"which suggests {seen.counted}. Leave n_components out to use this number.",
                 stacklevel=3,
             )
 
     def fit_anchors(self, fed: Federation, state: State) -> tuple[State, Info]:
-        """An autoencoder for every component, from its anchor."""
+        """Let the anchor of every component train its autoencoder."""
         state, complete = self.refit(fed, state, torch.arange(len(state.offsets)))
         return _next(state, ROUNDS) if complete else state, {}
 
     def refit(self, fed: Federation, state: State, components: Tensor) -> tuple[State, bool]:
-        """Autoencoders of some components anew from their anchors, and whether all answered."""
+        """Train autoencoders of some components again from their anchors; whether all answered."""
         anchor, at = start.choose_anchors(state.anchor, state.first, components)
         order = at.argsort()
         at, components = at[order], components[order]
@@ -286,12 +293,13 @@ class Blend(Algorithm):
         return _next(state, REPORT if last else ROUNDS), info
 
     def report(self, fed: Federation, state: State) -> tuple[State, Info]:
-        """Divide once more, for the shares that are reported."""
+        """Divide the samples once more, for the reported shares."""
         state, info = self.divide(fed, state, fed.everyone())
         if info["tail_against_anchor"] > 0.05:
             warnings.warn(
-                f"Blend: shares by tail and by anchor differ by {info['tail_against_anchor']:.2f} "
-                "on average, so the true shares lie between them. Quote both.",
+                f"Blend: the shares called 'tail' and 'anchor' differ by "
+                f"{info['tail_against_anchor']:.2f} on average; the true shares lie between them. "
+                "Report both.",
                 stacklevel=2,
             )
         return _next(state, DONE), info
@@ -299,9 +307,9 @@ class Blend(Algorithm):
     # server: division
 
     def divide(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Info]:
-        """Scores, offsets, parts and shares of clients, and whether they mean anything."""
+        """Divide the samples of clients: scores, offsets, parts, shares, and a check of these."""
         first = bool((state.assignment < 0).all())
-        # Experts are random before the first parts, so labels say nothing then.
+        # Experts are untrained before the first division, so labels carry no information then.
         joint = self.labelled and self.evidence == "joint" and not first
         ids, state = self.score_all(fed, state, ids, joint)
         reply = self.survey_all(fed, state, ids)
@@ -323,7 +331,7 @@ class Blend(Algorithm):
         return self.judge(fed, self.settle_all(fed, state, ids))
 
     def score_all(self, fed: Federation, state: State, ids: Ids, joint: bool) -> tuple[Ids, State]:
-        """Let clients score their samples and keep the scores; who can be divided."""
+        """Let clients score their samples and keep the scores; return those with finite scores."""
         scale = torch.tensor(LABEL_SCALE if joint else 1.0, dtype=torch.float64)
         given = state.vaes, state.experts if joint else {}, scale
         ids, reply = fed.map(self.score, *given, to=ids)
@@ -334,7 +342,7 @@ class Blend(Algorithm):
         return ids, state._replace(best=best, size=put(state.size, ids, size))
 
     def survey_all(self, fed: Federation, state: State, ids: Ids) -> dict[str, Tensor]:
-        """Histograms of margins of the clients that answer with numbers, and their ids."""
+        """Histograms of margins and ids of the clients whose answers are finite."""
         heard, reply = fed.map(self.survey, state.offsets, state.cuts, to=ids)
         fine = torch.isfinite(reply["histogram"]).all(2).all(1)
         return {**{name: leaf[fine] for name, leaf in reply.items()}, "ids": heard[fine]}
@@ -342,7 +350,7 @@ class Blend(Algorithm):
     def balance(
         self, fed: Federation, state: State, ids: Ids, target: Tensor, reply: dict[str, Tensor]
     ) -> tuple[State, dict[str, Tensor]]:
-        """Offsets by which total counts match a target, one component at a time."""
+        """Find offsets for which the total counts match a target, one component at a time."""
         for _ in range(4 * len(target)):
             total = reply["histogram"].sum((0, 2))
             total = total / total.sum().clamp(min=1)
@@ -354,7 +362,7 @@ class Blend(Algorithm):
         return state, reply
 
     def settle_all(self, fed: Federation, state: State, ids: Ids) -> State:
-        """Let clients divide their samples by score, offset and their own prior."""
+        """Let clients divide their samples by score, offset and own prior."""
         ids, reply = fed.map(self.settle, state.offsets, each(state.own[ids]), to=ids)
         fine = torch.isfinite(reply["share"]).all(1)
         ids, share = ids[fine], reply["share"][fine]
@@ -365,7 +373,7 @@ class Blend(Algorithm):
         )
 
     def judge(self, fed: Federation, state: State) -> tuple[State, Info]:
-        """Warn of a partition that means nothing; refit components that are empty twice."""
+        """Warn about a trivial partition; train components that are empty twice again."""
         known = state.own[:, 0] >= 0
         own, size = state.own[known], state.size[known]
         total = (size[:, None] * own).sum(0) / size.sum()
@@ -382,20 +390,21 @@ class Blend(Algorithm):
         if why:
             warnings.warn(
                 f"Blend: the partition is trivial: {why}. Components may look alike, or "
-                "n_components is wrong. The shares called 'moments' rest on mean codes alone.",
+                "n_components is wrong. Compare with the shares called 'moments', which depend on "
+                "mean codes alone.",
                 stacklevel=3,
             )
             return state, info
         if bool((state.empty > 0).any()):
             names = torch.nonzero(state.empty > 0).flatten().tolist()
-            warnings.warn(f"Blend: component {names} got no sample of any client.", stacklevel=3)
+            warnings.warn(f"Blend: component {names} got no samples.", stacklevel=3)
         again = torch.nonzero(state.empty >= 2).flatten()
         return self.refit(fed, state, again)[0] if len(again) else state, info
 
     # server: newcomers
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        """Shares of clients not divided yet, and how well each fits."""
+        """Shares of clients without a division, and how well each client fits."""
         unsure = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         fits = torch.ones(len(ids), dtype=torch.bool)
         if int(state.stage) < ROUNDS or not len(ids):  # so far there is one model for all
@@ -429,7 +438,7 @@ class Blend(Algorithm):
         return state, Evidence(group, margin, odd, ~(odd > division.REFUSAL))
 
     def estimate_strangeness(self, fed: Federation, state: State, ids: Ids, best: Tensor) -> Tensor:
-        """How unlike the members clients are, by their scores and by their mean codes."""
+        """How different clients are from the members, by their scores and by their mean codes."""
         members = torch.nonzero((state.assignment >= 0) & (state.size > 0)).flatten()
         if len(members) < 4:
             return torch.full((len(ids),), torch.nan, dtype=torch.float64)
@@ -572,13 +581,13 @@ class Blend(Algorithm):
 
 
 def _next(state: State, stage: int) -> State:
-    """The state one round on, in the same stage or at the beginning of another."""
+    """The state after a round: in the same stage, or at the start of another stage."""
     turn = state.turn + 1 if int(state.stage) == stage else torch.tensor(0)
     return state._replace(stage=torch.tensor(stage), turn=turn)
 
 
-def _undivided(n_clients: int, k: int) -> dict[str, Any]:
-    """Fields of the state that a division fills, before the first one."""
+def _clear_division(n_clients: int, k: int) -> dict[str, Any]:
+    """Initial values of the state fields that a division fills."""
     zeros, ones = torch.zeros(k, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     unknown = torch.full((n_clients, k), -1.0, dtype=torch.float64)
     estimates = "first", "own", "counts", "tail", "anchored", "em", "errors"
@@ -595,12 +604,12 @@ def _undivided(n_clients: int, k: int) -> dict[str, Any]:
 
 
 def _cut(state: State, reply: dict[str, Tensor]) -> State:
-    """The state with margins cut anew by what clients sent."""
+    """The state with new cuts of the margins, from what clients sent."""
     return state._replace(cuts=division.choose_cuts(reply["histogram"], reply["margins"]))
 
 
 def _read_shares(state: State, reply: dict[str, Tensor], tail: Tensor) -> State:
-    """The state with the shares that follow from clients' histograms."""
+    """The state with shares computed from the clients' histograms."""
     ids = reply["ids"]
     counts = reply["histogram"].sum(2) / reply["n"][:, None].clamp(min=1)
     all_counts = put(state.counts, ids, counts)

@@ -1,4 +1,4 @@
-"""How Blend divides: what a client does, and how the server judges the division."""
+"""Blend's division: what a client does, and how the server checks it."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ from coterie.algorithms.blend import shares, simplex
 from coterie.core.client import Client, Reply
 
 BINS = 8  # of a component's margins
-PURE_BINS = 2  # the clearest of them, which hold nothing of the other components
+PURE_BINS = 2  # number of the clearest bins, assumed to have no samples of other components
 LEAST_SHARE = 1e-3  # floor of the prior, so that an empty component can get samples again
-REFUSAL = 1.5  # a newcomer stranger than this fits no component; 1: the strangest of 100 members
+REFUSAL = 1.5  # a new client with a larger strangeness fits no component; 1: worst of 100 members
 
 # client
 
 
 def survey(client: Client, offsets: Tensor, cuts: Tensor) -> dict[str, Tensor]:
-    """How the samples would be divided, and how far each offset could move."""
+    """Describe how the samples would be divided, and how far each offset could change."""
     k, real = len(offsets), client.train.mask
     scores = client.state["samples"]["scores"][:, :k].double() + offsets
     part, margin = shares.divide(scores)
@@ -30,12 +30,12 @@ def survey(client: Client, offsets: Tensor, cuts: Tensor) -> dict[str, Tensor]:
 
 
 def settle(client: Client, offsets: Tensor, prior: Tensor) -> Reply:
-    """Divide by score, offset and prior: the client's shares, or from a uniform one."""
+    """Divide the samples by score, offset and prior; estimate the prior if it is unknown."""
     k, batch = len(offsets), client.train
     scores = client.state["samples"]["scores"][:, :k].double()
     known = prior[0] >= 0
     share = torch.where(known, prior, 1 / k)
-    for _ in range(3):  # a prior that is known stays as it is
+    for _ in range(3):  # a known prior does not change
         part = shares.penalties(scores, offsets, share, LEAST_SHARE).argmin(1)
         member = (part[:, None] == torch.arange(k)).double()
         found = (member * batch.share()[:, None]).sum(0)
@@ -50,7 +50,7 @@ def settle(client: Client, offsets: Tensor, prior: Tensor) -> Reply:
 
 
 def choose_cuts(histogram: Tensor, margins: Tensor) -> Tensor:
-    """Margins that cut every component's samples into equal parts: [k, bins - 1].
+    """Margins that cut the samples of every component into equal parts: [k, bins - 1].
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def choose_cuts(histogram: Tensor, margins: Tensor) -> Tensor:
 
 
 def find_confusion(counts: Tensor, anchor: Tensor) -> Tensor:
-    """How each component's samples are divided, read off the counts of its anchor: [k, k]."""
+    """How the samples of each component are divided, by the counts of its anchor: [k, k]."""
     k = counts.shape[1]
     confusion = torch.eye(k, dtype=torch.float64)
     for j in range(k):
@@ -75,16 +75,16 @@ def find_confusion(counts: Tensor, anchor: Tensor) -> Tensor:
 
 
 def explain_trivial(total: Tensor, varies: Tensor, eigenvalues: Tensor, limits: Tensor) -> str:
-    """Why a partition means nothing, as half a sentence; empty if it means something.
+    """Explain in a phrase why a partition is trivial; empty if it is not.
 
     Parameters
     ----------
     total
-        Share of all samples that each component has. [k]
+        Share of each component in all samples. [k]
     varies
         Dispersion of the clients' shares of each component. [k]
     eigenvalues, limits
-        How much clients differ by their mean codes, and what chance reaches.
+        How much clients differ in their mean codes, and the limits for differences by chance.
     """
     if float(total.max()) > 0.99:
         return f"one component takes {float(total.max()):.1%} of all samples"
@@ -98,12 +98,12 @@ def explain_trivial(total: Tensor, varies: Tensor, eigenvalues: Tensor, limits: 
 
 
 def measure_strangeness(best: Tensor, usual: Tensor) -> Tensor:
-    """How much worse clients are explained than members are, 1 being the worst of 100 members."""
+    """How much worse the components fit clients than members; 1 is the worst of 100 members."""
     centre, far = usual.median(), usual.quantile(0.99)
     return (best.double() - centre) / (far - centre).clamp(min=1e-6 + 1e-3 * centre.abs())
 
 
 def measure_distance(means: Tensor, n: Tensor, corners: Tensor) -> Tensor:
     """How far clients' means lie outside the simplex, on the scale of `measure_strangeness`."""
-    # Outside by three standard deviations is where a client is refused.
+    # A client that lies three standard deviations outside is refused.
     return simplex.beyond(means, corners) * n.double().sqrt() / 3 * REFUSAL

@@ -1,7 +1,7 @@
-"""How samples are divided by their scores, and how shares are read off the division.
+"""Division of samples by their scores, and shares computed from the division.
 
-Scores are minus log densities, so the smallest wins. Functions that take `scores` see the samples
-of one client; the others see numbers that clients have sent.
+Scores are minus log densities, so the smallest wins. Functions with an argument `scores` work on
+the samples of one client; the others work on numbers that clients have sent.
 """
 
 import torch
@@ -13,7 +13,7 @@ from coterie.algorithms.blend.simplex import project_to_simplex
 
 
 def penalties(scores: Tensor, offsets: Tensor, prior: Tensor, least: float) -> Tensor:
-    """What a sample's component is the smallest of: score, offset, minus log share. [n, k]"""
+    """Score plus offset minus log share; the smallest one gives a sample's component. [n, k]"""
     return scores + offsets.to(scores.dtype) - prior.clamp(min=least).log().to(scores.dtype)
 
 
@@ -25,7 +25,7 @@ def pushes(scores: Tensor) -> Tensor:
 
 
 def quantiles(values: Tensor, real: Tensor, count: int) -> Tensor:
-    """Evenly spaced quantiles of the real values: [count]; anything where there are none."""
+    """Evenly spaced quantiles of the real values: [count]; arbitrary if there are none."""
     inf = torch.finfo(values.dtype).max
     ordered = torch.where(real, values, inf).sort().values
     place = (torch.arange(count, device=values.device) + 0.5) / count * real.sum()
@@ -60,7 +60,7 @@ def move_offset(offsets: Tensor, room: Tensor, n: Tensor, total: Tensor, target:
 
 
 def histogram(scores: Tensor, real: Tensor, cuts: Tensor) -> Tensor:
-    """Samples by component and by how clearly they are its own: [k, bins]."""
+    """Number of samples by component and margin: [k, bins]."""
     k, bins = len(cuts), cuts.shape[1] + 1
     part, margin = divide(scores)
     place = (margin[:, None] >= cuts.index_select(0, part)).sum(1)
@@ -69,7 +69,7 @@ def histogram(scores: Tensor, real: Tensor, cuts: Tensor) -> Tensor:
 
 
 def divide(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The component of each sample, and by how much the second best is worse."""
+    """The component of each sample, and its margin: how much worse the second best is."""
     part = scores.argmin(1)
     two = scores.topk(min(2, scores.shape[1]), dim=1, largest=False).values
     return part, (two[:, -1] - two[:, 0]).double()
@@ -79,18 +79,18 @@ def divide(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tail_shares(counts: Tensor, pure: int, steps: int = 500) -> tuple[Tensor, Tensor]:
-    """Shares from histograms of margins: what lies far on a component's side is its own.
+    """Shares from histograms of margins: samples with the largest margins are taken as correct.
 
     Parameters
     ----------
     counts
         Samples of each client by component and margin. [m, k, bins]
     pure
-        Number of a component's clearest bins that hold nothing of the others.
+        Number of a component's clearest bins, which have no samples of other components.
 
     Returns
     -------
-    Shares [m, k], and how each component's samples spread over all bins [k, k * bins].
+    Shares [m, k], and the distribution of each component's samples over all bins [k, k * bins].
     """
     m, k, bins = counts.shape
     flat = counts.double().reshape(m, k * bins)
@@ -123,7 +123,9 @@ def _normalise(rows: Tensor) -> Tensor:
 
 
 def undo_confusion(counts: Tensor, confusion: Tensor) -> Tensor:
-    """Shares whose counts would be these, if components are taken for each other like this.
+    """Correct counts for samples that are assigned to the wrong component.
+
+    `confusion[i, j]` is the share of component i's samples that is assigned to component j.
 
     >>> undo_confusion(torch.tensor([[0.31, 0.69]]), torch.tensor([[0.8, 0.2], [0.1, 0.9]]))
     tensor([[0.3000, 0.7000]], dtype=torch.float64)
@@ -133,7 +135,7 @@ def undo_confusion(counts: Tensor, confusion: Tensor) -> Tensor:
 
 
 def em_shares(scores: Tensor, real: Tensor, steps: int = 50) -> Tensor:
-    """Shares that make one client's scores likeliest: [k]."""
+    """Maximum-likelihood shares of one client, with scores as minus log densities: [k]."""
     k = scores.shape[1]
     likely = (scores.min(1, keepdim=True).values - scores).double().exp()
     shares = torch.full((k,), 1 / k, dtype=torch.float64, device=scores.device)
@@ -145,7 +147,7 @@ def em_shares(scores: Tensor, real: Tensor, steps: int = 50) -> Tensor:
 
 
 def share_errors(shares: Tensor, profiles: Tensor, n: Tensor) -> Tensor:
-    """Standard errors of shares fitted to histograms, with the profiles known: [m, k]."""
+    """Standard errors of shares that were fitted to histograms with known profiles: [m, k]."""
     k = shares.shape[1]
     if k == 1:
         return torch.zeros_like(shares)
@@ -157,11 +159,11 @@ def share_errors(shares: Tensor, profiles: Tensor, n: Tensor) -> Tensor:
     cover = torch.linalg.inv(information + ridge)
     own = cover.diagonal(dim1=1, dim2=2)
     last = cover.sum((1, 2))[:, None]
-    return torch.cat([own, last], 1).clamp(0, 0.25).sqrt()  # a share has no larger error
+    return torch.cat([own, last], 1).clamp(0, 0.25).sqrt()  # the largest variance of a share
 
 
 def dispersion(shares: Tensor, n: Tensor) -> Tensor:
-    """How much shares vary between clients, in units of chance: [k]; 0 for an empty component."""
+    """Variation of shares between clients relative to chance: [k]; 0 for an empty component."""
     n = n.double()
     mean = (n[:, None] * shares).sum(0) / n.sum()
     chance = mean * (1 - mean)

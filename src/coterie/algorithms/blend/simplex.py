@@ -1,9 +1,9 @@
-"""How clients' mean features show the components: their number, the purest clients, first shares.
+"""Components from clients' mean features: their number, the purest clients, initial shares.
 
 The mean of any feature of a mixture is the mixture of the components' means, so the means of all
-clients lie in a simplex whose corners are the components. Its dimension is counted by comparing
-eigenvalues with those of clients that differ by chance, its corners are the purest clients, and
-barycentric coordinates are first shares.
+clients lie in a simplex whose corners are the components. Its dimension is found by comparing
+eigenvalues with those of clients that differ by chance only. Its corners are approximated by the
+purest clients, and the barycentric coordinates of a client are its initial shares.
 """
 
 import math
@@ -13,22 +13,22 @@ import torch
 from scipy.stats import gamma
 from torch import Tensor
 
-LEVERAGE = 0.5  # a client that is half of a direction is that direction
-FEW = 10  # among fewer clients, one of them may honestly be half of a direction
+LEVERAGE = 0.5  # a client that contributes more than this to a direction is an outlier
+FEW = 10  # with fewer clients, an ordinary client may contribute that much
 
 
 class Spectrum(NamedTuple):
-    """In which directions clients differ. All float64."""
+    """The directions in which clients differ. All float64."""
 
     centre: Tensor  # [d]  mean of all clients
-    root: Tensor  # [d, r]  whitening: differences come out in units of a sample's scatter
+    root: Tensor  # [d, r]  whitening: differences in units of the scatter of a sample
     axes: Tensor  # [r, r]  directions in which clients differ, the strongest first
-    eigenvalues: Tensor  # [r]  1 if clients differ by chance alone
-    points: Tensor  # [m, r]  the clients on these axes
+    eigenvalues: Tensor  # [r]  about 1 if clients differ by chance only
+    points: Tensor  # [m, r]  coordinates of the clients on these axes
 
 
 def spectrum(means: Tensor, n: Tensor, within: Tensor, most: int | None = None) -> Spectrum:
-    """Directions in which clients differ, beyond the noise of their means.
+    """Directions in which clients differ, relative to the noise of their means.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ def spectrum(means: Tensor, n: Tensor, within: Tensor, most: int | None = None) 
     within
         Covariance of a sample around its client's mean. [d, d]
     most
-        Maximum number of directions; those in which samples vary most are kept.
+        Largest number of directions; those in which samples vary most are kept.
     """
     means, n, within = means.double(), n.double(), within.double()
     values, vectors = torch.linalg.eigh(within)
     kept = values > 1e-6 * values.max()
     d, m = min(int(kept.sum()), most or len(values)), len(means)
-    if m < d + 2:  # too few clients for all directions: the leading ones alone
+    if m < d + 2:  # too few clients for all directions: use the leading ones
         d = min(d, max(4, m // 2), max(m - 2, 1))
     values, vectors = values.flip(0)[:d], _fix_signs(vectors.flip(1)[:, :d])
     root = vectors / values.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
@@ -56,7 +56,7 @@ def spectrum(means: Tensor, n: Tensor, within: Tensor, most: int | None = None) 
 
 
 def _fix_signs(vectors: Tensor) -> Tensor:
-    """Columns whose largest entry is positive, so that they are the same on every machine."""
+    """Make the largest entry of each column positive, so that all machines give the same signs."""
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     signs = torch.where(largest < 0, -1.0, 1.0)
     return vectors * signs
@@ -66,8 +66,8 @@ def null_point(m: int, d: int, level: float = 0.99) -> float:
     """Quantile of the largest eigenvalue for m clients that differ by chance in d directions.
 
     The largest eigenvalue of a Wishart matrix, centred and scaled after Johnstone (Annals of
-    Statistics, 2001), is nearly of Tracy and Widom's law, and that nearly a shifted gamma
-    distribution (Chiani, Journal of Multivariate Analysis, 2014).
+    Statistics, 2001), approximately follows the law of Tracy and Widom, which is approximated by a
+    shifted gamma distribution (Chiani, Journal of Multivariate Analysis, 2014).
 
     >>> round(null_point(50, 16), 2)
     2.75
@@ -81,13 +81,13 @@ def null_point(m: int, d: int, level: float = 0.99) -> float:
 
 
 def thresholds(m: int, d: int, level: float = 0.99, most: int = 12) -> Tensor:
-    """What each eigenvalue in turn must exceed: the k-th is the largest of what is left."""
+    """Thresholds for the eigenvalues in turn: the k-th is the largest of the remaining ones."""
     points = [null_point(m - k, d - k, level) for k in range(min(d, most))]
     return torch.tensor(points, dtype=torch.float64)
 
 
 def count_significant(eigenvalues: Tensor, above: Tensor) -> int:
-    """Count the leading eigenvalues that exceed their thresholds, without a gap.
+    """Count the leading eigenvalues up to the first that does not exceed its threshold.
 
     >>> count_significant(torch.tensor([9.0, 4.0, 2.0, 3.0]), torch.tensor([2.5, 2.4, 2.3, 2.2]))
     2
@@ -108,7 +108,7 @@ def per_class(sums: Tensor, counts: Tensor, within: Tensor, level: float = 0.999
     """
     found = []
     for c in range(counts.shape[1]):
-        some = counts[:, c] >= 5  # the mean of fewer says little
+        some = counts[:, c] >= 5  # the mean of fewer samples is too noisy
         if int(some.sum()) < 4:
             continue
         n = counts[some, c]
@@ -130,7 +130,7 @@ def labels_differ(counts: Tensor) -> bool:
 
 
 def outliers(points: Tensor, n: Tensor, n_axes: int) -> Tensor:
-    """Clients that make up more than half of a significant direction by themselves: [m]."""
+    """Mark clients that alone contribute more than half of a significant direction: [m]."""
     if len(points) < FEW or not n_axes:
         return torch.zeros(len(points), dtype=torch.bool)
     square = n.double()[:, None] * points[:, :n_axes].square()
@@ -138,7 +138,7 @@ def outliers(points: Tensor, n: Tensor, n_axes: int) -> Tensor:
 
 
 def corners(points: Tensor, k: int) -> Tensor:
-    """Successive projection: k points whose simplex holds the others, nearly.
+    """Successive projection: k points whose simplex approximately contains the others.
 
     >>> corners(torch.tensor([[0.0], [1.0], [5.0], [4.0]]) - 2.5, 2).tolist()
     [0, 2]
@@ -151,7 +151,7 @@ def corners(points: Tensor, k: int) -> Tensor:
     found: list[int] = []
     for _ in range(k):
         length = rows.square().sum(1)
-        length[found] = -1.0  # a client stands for one component
+        length[found] = -1.0  # a client is the corner of one component only
         first = int(length.argmax())
         found.append(first)
         if float(length[first]) > 0:
@@ -175,14 +175,14 @@ def barycentric(points: Tensor, at: Tensor) -> Tensor:
 
 
 def beyond(points: Tensor, at: Tensor) -> Tensor:
-    """Distance of each point from the simplex of the corners, roughly: [m]."""
+    """Approximate distance of each point from the simplex of the corners: [m]."""
     inside = barycentric(points, at) @ at.double()
     apart: Tensor = points.double() - inside
     return apart.square().sum(1).sqrt()
 
 
 def project_to_simplex(values: Tensor) -> Tensor:
-    """The nearest shares: none negative, adding up to one.
+    """Project values to the nearest shares, which are not negative and add up to one.
 
     >>> project_to_simplex(torch.tensor([0.8, 0.6, -0.1])).round(decimals=6)
     tensor([0.6000, 0.4000, 0.0000])
@@ -194,30 +194,30 @@ def project_to_simplex(values: Tensor) -> Tensor:
 
 
 class Simplex(NamedTuple):
-    """What clients' means tell of the components. All float64 but the masks and places."""
+    """Components found from clients' means. Floating-point tensors are float64."""
 
     counted: int  # number of components that the eigenvalues suggest
-    strange: Tensor  # [m]  clients that are a direction of their own; left out
-    anchors: Tensor  # [k]  places of the purest clients
-    shares: Tensor  # [m, k]  first shares
+    strange: Tensor  # [m]  outliers, which are left out
+    anchors: Tensor  # [k]  indices of the purest clients
+    shares: Tensor  # [m, k]  initial shares
     eigenvalues: Tensor  # [r]
-    thresholds: Tensor  # of the leading ones
+    thresholds: Tensor  # of the leading eigenvalues
     centre: Tensor  # [d]
-    root: Tensor  # [d, k - 1]  from a mean to the axes
-    corners: Tensor  # [k, k - 1]  the anchors on them
+    root: Tensor  # [d, k - 1]  maps means to the axes
+    corners: Tensor  # [k, k - 1]  the anchors on these axes
 
 
 def simplex(
     means: Tensor, n: Tensor, within: Tensor, k: int | None = None, most: int = 8
 ) -> Simplex:
-    """Number of components, purest clients and first shares from clients' mean features.
+    """Find the number of components, purest clients and initial shares from mean features.
 
     Parameters
     ----------
     means, n, within
         As in `spectrum`.
     k, most
-        The number of components, if it is known; else a bound.
+        The number of components, if it is known, and otherwise its upper bound.
     """
     strange = torch.zeros(len(means), dtype=torch.bool)
     while True:

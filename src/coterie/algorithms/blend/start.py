@@ -1,4 +1,4 @@
-"""How Blend begins: what clients send of their codes, and what the server reads off it."""
+"""Blend's start: what clients send about their codes, and what the server finds from it."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.model import Model
 from coterie.core.tree import Params, put
 
-PER_CLASS = 20  # samples of a class and client from which moments inside classes mean something
+PER_CLASS = 20  # samples per class and client needed to count components inside classes
 
 # client
 
@@ -42,21 +42,21 @@ def describe_classes(code: Tensor, batch: Batch, n_classes: int) -> dict[str, Te
 
 
 class Found(NamedTuple):
-    """What the moments show."""
+    """Result of `find_components`."""
 
     simplex: simplex.Simplex
     counted: int  # number of components that the moments suggest
-    few: bool  # whether labels differ, and classes are too small to look inside
+    few: bool  # whether labels differ and classes are too small to count components inside
 
 
 def find_components(reply: dict[str, Any], fine: Tensor, k: int | None, most: int) -> Found:
-    """Number of components, purest clients and first shares from clients' moments.
+    """Find the number of components, purest clients and initial shares from clients' moments.
 
     Parameters
     ----------
     reply
-        What clients sent: `describe_codes`, and `describe_classes` if there are labels, with the
-        scatters averaged.
+        Replies of the clients: `describe_codes` and, if there are labels, `describe_classes`, with
+        the scatters averaged.
     fine
         Which of the replies are finite. [m]
     k
@@ -98,18 +98,19 @@ def count_classes(vae: Model, model: Model, vae_params: Params, expert_params: P
 
 
 def choose_anchors(anchor: Tensor, first: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:
-    """The client that stands for each of some components; where there is none, the purest.
+    """The anchor of each of some components; if a component has none, the purest client.
 
     Parameters
     ----------
     anchor
-        Component each client stands for; -1: none, -2: it was asked and did not answer. [clients]
+        Component that each client is the anchor of; -1: none, -2: the client did not answer.
+        [clients]
     first
-        First shares of all clients. [clients, k]
+        Initial shares of all clients. [clients, k]
 
     Returns
     -------
-    `anchor` with the new ones, and the client of each component.
+    `anchor` with the new anchors, and the client of each component.
     """
     at = torch.stack([(anchor == j).int().argmax() for j in components.tolist()])
     missing = ~torch.isin(components, anchor)

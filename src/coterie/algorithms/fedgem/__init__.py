@@ -1,11 +1,11 @@
 """FedGEM: fit one Gaussian mixture to the data of all clients, with an unknown number of groups.
 
-Every client fits a mixture of its own number of components to its unlabelled samples by EM. After
-each step it sends its centres, and around each the largest ball inside which the centre may move
-without loss to the client. The server groups components of different clients whose balls overlap
-and moves their centres towards each other, inside the balls. At the end it draws balls of a final
-size. The groups of overlapping balls are the components of all data together, and their number is
-the estimate of K.
+Every client fits a mixture with its own number of components to its unlabelled samples by EM. After
+each step it sends its centres and, for each centre, the radius of the largest ball in which the
+centre may move without loss to the client. The server groups components of different clients whose
+balls overlap, and moves their centres towards each other inside the balls. At the end it uses balls
+of a final size: each group of overlapping balls is one component of all data, and the number of
+groups is the estimate of K.
 
 References: Ibrahim, Gebraeel, Xie: A federated generalized expectation-maximization algorithm for
 mixture models with an unknown number of components, ICLR 2026, arXiv 2601.21160; the authors'
@@ -15,14 +15,15 @@ Departures:
 - Pairs of overlapping balls are joined closest first, not by index: the result does not depend on
   the numbering of clients. The common point of two balls lies between their centres; in the
   released code a sign is wrong.
-- A client with one component has no smallest distance R between its centres. The released code
-  makes its final ball infinite; here it gets the mean R of the other clients.
+- R is the smallest distance between two centres of a client. A client with one component has no R:
+  the released code makes its final ball infinite; here it gets the mean R of the other clients.
 - A component without samples keeps its centre, with a ball of radius 0.
 - New clients are not part of the paper: they get all groups with equal weights.
-Notes: the body of the paper was not at hand; abstract, introduction and the released code were. A
-ball of half the largest squared radius, the rule to stop and the final radius come from the code,
-which sets the factor of that radius by hand or by a cross-validated silhouette. The default here is
-three folds over `balls.FACTORS`.
+Notes: only the abstract, the introduction and the released code were available, not the body of the
+paper. Three rules come from the code: the balls that clients send have half of the largest squared
+radius, when to stop, and the final radius. The code sets the factor of the final radius by hand or
+by a cross-validated silhouette; the default here is the silhouette, with three folds over
+`balls.FACTORS`.
 """
 
 import math
@@ -35,7 +36,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from coterie.algorithms.fedgem import balls
-from coterie.algorithms.samples import evidence_of, finite, known_count, padded, samples
+from coterie.algorithms.samples import evidence_of, keep_finite, known_count, pad_rows, samples
 from coterie.clustering.lloyd import plus_plus, squared_distances
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, Reply, task
@@ -43,7 +44,7 @@ from coterie.core.federation import Federation, each
 from coterie.core.random import fold
 from coterie.core.tree import Ids, Tree, put
 
-ETA = math.sqrt(0.5)  # share of the largest radius that is offered; released code
+ETA = math.sqrt(0.5)  # part of the largest radius that clients send; released code
 TOLERANCE = 1e-3  # the rounds stop when no centre moves farther, in units of sigma; released code
 EMPTY = 1e-6  # a component with a smaller expected count keeps its centre
 
@@ -83,7 +84,7 @@ class FedGEM(Algorithm):
     title: ClassVar[str] = "Federated generalised EM with an unknown number of components"
     supervised: ClassVar[bool] = False
     summaries: ClassVar[bool] = True
-    bar: ClassVar[float] = 0.3  # the example tells clients of two components where there are four
+    bar: ClassVar[float] = 0.3  # the example gives clients two components where there are four
 
     n_components: Annotated[int, Ge(1)] | Literal["facts"] = "facts"
     rounds: Annotated[int, Ge(1)] = 11
@@ -108,7 +109,7 @@ class FedGEM(Algorithm):
         return self.admit(fed, state, ids)
 
     def admit(self, fed: Federation, state: State, ids: Ids) -> State:
-        """Let clients draw their initial centres, which stay with them."""
+        """Let clients draw their initial centres, which they remember."""
         slots = torch.zeros(state.radii.shape[1])
         ids, told = fed.map(self.seed, slots, to=ids, at_least=0)
         if not len(ids):
@@ -128,9 +129,9 @@ class FedGEM(Algorithm):
         return len(state.groups) > 0
 
     def pull(self, fed: Federation, state: State, ids: Ids) -> State:
-        """One round: local EM steps, then centres whose balls overlap move inside them."""
+        """One round: local EM steps; then centres of overlapping balls move inside their balls."""
         given = each({"centres": state.centres[ids], "use": state.radii[ids] >= 0})
-        heard, reply = finite("FedGEM", *fed.map(self.update, given, to=ids))
+        heard, reply = keep_finite("FedGEM", *fed.map(self.update, given, to=ids))
         real, known = reply["radii"] >= 0, state.radii[heard] >= 0  # [m, slots]
         owner = heard[:, None].expand_as(real)[real]
         centres = reply["centres"].clone()
@@ -146,7 +147,7 @@ class FedGEM(Algorithm):
         )
 
     def aggregate(self, fed: Federation, state: State) -> State:
-        """Final aggregation: balls of the final size; overlapping ones are one component of all."""
+        """Final aggregation: overlapping balls of the final size are one component of all data."""
         real = state.radii >= 0
         owner = real.nonzero()[:, 0]
         told = state.centres[real].numpy(), owner.numpy(), state.sizes[owner].double().numpy()
@@ -160,13 +161,13 @@ class FedGEM(Algorithm):
         return state._replace(members=members, groups=groups, factor=state.factor * 0 + factor)
 
     def choose_factor(self, fed: Federation, centres: Any, owner: Any, n: Any) -> float:
-        """The factor whose groups of two thirds of the clients suit the other third best."""
+        """The factor with the best silhouette: groups from two folds, samples from the third."""
         ids = torch.from_numpy(np.unique(owner))
         fold_of = fed.turns(ids, "folds", every_round=True) % balls.FOLDS
         own = fold_of[torch.searchsorted(ids, torch.from_numpy(owner))].numpy()
         banks = torch.from_numpy(balls.factor_banks(centres, owner, n, own, self.sigma))
         asked = fed.map(self.silhouette, each(banks[fold_of]), to=ids)
-        _, reply = finite("FedGEM", *asked)
+        _, reply = keep_finite("FedGEM", *asked)
         return balls.FACTORS[int(reply["score"].mean(0).argmax())]
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
@@ -187,21 +188,22 @@ class FedGEM(Algorithm):
         (x, _), k = samples(client), known_count(client, self.n_components)
         if not 1 <= k <= min(len(x), len(slots)):
             raise ValueError(
-                f"n_components must be between 1 and {min(len(x), len(slots))} (it has {len(x)} "
-                f"samples; at the start no client had more than {len(slots)} components), got {k}"
+                f"n_components must be between 1 and {min(len(x), len(slots))}, because the client "
+                f"has {len(x)} samples and no client had more than {len(slots)} components at the "
+                f"start, got {k}"
             )
-        centres = padded(plus_plus(fold(client.key, "seeds"), x, k)[0], len(slots))
+        centres = pad_rows(plus_plus(fold(client.key, "seeds"), x, k)[0], len(slots))
         told = {"count": torch.tensor(k), "size": torch.tensor(len(x))}
         members = torch.full((len(slots),), -1)
         return Reply(told, keep={"centres": centres, "count": told["count"], "members": members})
 
     @task(phase="cluster")
     def update(self, client: Client, given: dict[str, Tensor]) -> Reply:
-        """One EM step, and the largest ball around each centre in which the client does not lose.
+        """One EM step, and the largest ball in which each centre may move without loss.
 
-        With fixed isotropic covariance the part of Q that depends on a centre mu is
-        -n ||mu - M||^2 / (2 sigma^2) plus a constant, M the maximiser and n its expected count. It
-        is at least that of the old centre exactly where ||mu - M|| <= ||old - M||.
+        With a fixed isotropic covariance, the part of Q that depends on a centre mu is
+        -n ||mu - M||^2 / (2 sigma^2) plus a constant, where M is the maximiser and n the expected
+        count. It is no smaller than at the old centre exactly if ||mu - M|| <= ||old - M||.
         """
         x, mask = samples(client)
         old = torch.where(given["use"][:, None], given["centres"], client.state["centres"])
@@ -235,7 +237,7 @@ class FedGEM(Algorithm):
 
     @task(stackable=False)
     def personalise(self, client: Client, given: Tree) -> Tree:
-        """The groups a client holds, all for a new one; before the end, its own components."""
+        """The groups of a client (new clients: all groups); before the end, its own components."""
         centres, memory = given["centres"], client.state
         held = torch.ones(len(centres))
         if not len(centres):

@@ -1,7 +1,7 @@
-"""FedGEM's server: where centres move inside their balls, and the balls of the final size.
+"""FedGEM's server: moving centres inside their balls, and the balls of the final size.
 
-Arrays have one row per component; `clients` says whose it is. No sample is seen here, except by
-`silhouettes`, which each client computes on its own samples.
+Arrays have one row per component, and `clients` has the client of each. No function here uses
+samples, except `silhouettes`, which each client calls on its own samples.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from coterie.clustering.arrays import Array, Labels
 from coterie.clustering.lloyd import squared_distances
 from coterie.clustering.overlap import connect, overlaps
 
-FOLDS = 3  # parts of the clients; each judges the factors on groups of the other parts
+FOLDS = 3  # parts of the clients; each evaluates the factors with the groups of the other parts
 FACTORS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0, 1e3, 1e4, 1e5, 1e6)
 
 
@@ -20,9 +20,10 @@ FACTORS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0, 1e3, 1e4, 1e
 
 
 def move(centres: Array, radii: Array, clients: Labels) -> Array:
-    """Move each centre to the mean of itself and its common points with its group's other balls.
+    """Move each centre to the mean of itself and its common points with the balls of its group.
 
-    All of these lie in the ball of the centre, so their mean does: the client does not lose.
+    All these points lie in the ball of the centre, so their mean does, too, and the client loses
+    nothing.
     """
     pairs, _ = overlaps(centres, radii, clients)
     groups = connect(pairs, clients)
@@ -36,7 +37,7 @@ def move(centres: Array, radii: Array, clients: Labels) -> Array:
 
 
 def common_point(a: Array, b: Array, radius_a: float, radius_b: float) -> Array:
-    """The point of two overlapping balls with the least summed squared distance to both centres.
+    """The common point of two balls with the smallest sum of squared distances to their centres.
 
     >>> common_point(np.array([0.0, 0.0]), np.array([3.0, 0.0]), 1.0, 2.5)
     array([1., 0.])
@@ -94,7 +95,7 @@ def smallest_distance(points: Array) -> float:
 def factor_banks(centres: Array, clients: Labels, n: Array, fold: Labels, sigma: float) -> Array:
     """Centres of the groups without each fold, for each factor: [folds, factors, k, d].
 
-    Rows after the last centre are infinite. A fold that holds all components is not left out.
+    Rows after the last centre are infinite. A fold that has all components is not left out.
     """
     banks: list[Array] = []
     for part in range(FOLDS):

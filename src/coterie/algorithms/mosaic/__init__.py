@@ -2,20 +2,21 @@
 
 Every client fits a Gaussian mixture to its own samples. Five stages follow one another:
 
-- units: clients send the scatter within their components; in the common units it is round.
-- rounds: clients make EM steps and send their centres, each with the ball inside which it may move
-  without loss to the client. The server pulls overlapping components together, inside the balls.
-- merge: components that belong together become groups; the evidence (ICL) says how many there are.
-- feedback: clients are told the centres of the groups, and take those they missed.
-- refinement: EM on the sums of all clients, each restricted to the groups it holds.
+- units: clients send the scatter within their components; common units make components round.
+- rounds: clients make EM steps and send their centres and, for each centre, the radius of the ball
+  in which it may move without loss to the client. The server moves overlapping components towards
+  each other, inside the balls.
+- merge: the server merges components into groups; a criterion (ICL) decides how many groups.
+- feedback: clients receive the centres of the groups, and adopt those they missed.
+- refinement: EM on the sums of all clients, each client restricted to the groups it has.
 
 Only centres, radii, counts, variances and sums leave a client.
 
 References: grown out of Ibrahim, Gebraeel, Xie: A federated generalized expectation-maximization
 algorithm for mixture models with an unknown number of components, ICLR 2026, arXiv 2601.21160,
 which is `fedgem` here. The balls and the rounds come from there.
-Notes: the rounds only improve the start; where they converge, each client is at a fixed point of
-its own EM. The number of groups comes from the merge.
+Notes: the rounds only improve the start of each client's EM; at convergence each client is at a
+fixed point of its own EM. The number of groups is found by the merge.
 """
 
 import math
@@ -32,7 +33,7 @@ from coterie.algorithms.mosaic import mixture as mixtures
 from coterie.algorithms.mosaic.mixture import NDIM, Covariance, Mixture
 from coterie.algorithms.mosaic.pooling import Groups
 from coterie.algorithms.mosaic.privacy import epsilon
-from coterie.algorithms.samples import finite, samples
+from coterie.algorithms.samples import keep_finite, samples
 from coterie.clustering.lloyd import plus_plus
 from coterie.clustering.ward import TOLERANCE
 from coterie.core.aggregate import Mean
@@ -46,14 +47,14 @@ from coterie.core.tree import Ids, Tree, put
 STAGES = ("rounds", "merge", "feedback", "refinement")
 ROUNDS, MERGE, FEEDBACK, REFINEMENT = range(4)
 OWN_COUNT = ("auto", "bic")  # clients choose their number of components
-ETA = math.sqrt(0.5)  # share of the radius that is offered: half of EM's gain is kept
-MARGIN = {"icl": 3.0, "bic": 0.0}  # BIC prices by which a client's own best fit must win
+ETA = math.sqrt(0.5)  # part of the radius that clients send: half of EM's gain is kept
+MARGIN = {"icl": 3.0, "bic": 0.0}  # how much better a client's own fit must be, in BIC prices
 
 
 class State(NamedTuple):
     stage: Tensor  # place in STAGES
     turn: Tensor  # exchanges done in this stage
-    units: Tensor  # [d, d]  samples times it have round components; [0, 0]: samples as they are
+    units: Tensor  # [d, d]  samples @ units have round components; [0, 0]: units of the samples
     counts: PerClient  # [clients]  components of each client; -1 before it has any
     centres: Annotated[Tensor, Fill(0)]  # [clients, slots, d]  as returned by the server
     radii: Annotated[Tensor, Fill(-1)]  # [clients, slots]  of the last round; -1: no component
@@ -76,28 +77,28 @@ class Mosaic(Algorithm):
     ----------
     n_components
         Number of components of each client: one number for all clients, "facts" (each client's own
-        fact `n_components`), or chosen by every client itself: "auto" (best silhouette plus one,
-        and more if feedback shows them) or "bic" (for truly Gaussian data).
+        fact `n_components`), or chosen by every client: "auto" (the number with the best silhouette
+        plus one; feedback may add more) or "bic" (for data that are really Gaussian).
     max_components
         Largest number of components of a client. None: the largest number at the start, and with
         "auto" at least 11.
     rounds
-        Number of rounds in which overlapping components are pulled together. 0: one shot.
+        Number of rounds in which overlapping components move towards each other. 0: one shot.
     covariance
-        Structure of the components: "tied" (round, one variance for all of a client), "tied_full"
-        (the same in units in which the components of all clients are round; costs one exchange
-        more, with a covariance up), "spherical", "diagonal" or "full".
+        Structure of the components: "tied" (round, one variance for all components of a client),
+        "tied_full" (the same, in units in which the components of all clients are round; needs one
+        more exchange, in which clients send a covariance), "spherical", "diagonal" or "full".
     criterion
         Where to stop merging: "icl", or "bic" for Gaussian groups that lie close together.
     n_clusters
         Number of groups, if it is known. None: found by `criterion`.
     exclusivity
-        A group may hold two components of one client for at most this share of its clients. 0:
+        A group may have two components of one client for at most this share of its clients. 0:
         never, 1: always. None: 0.05, and 1 where clients choose their own number of components.
     feedback
-        Rounds of feedback.
+        Number of rounds of feedback.
     refine
-        Rounds of pooled EM.
+        Number of rounds of EM on the sums of all clients.
     min_count
         Components with fewer expected samples never leave the client.
     noise
@@ -111,7 +112,7 @@ class Mosaic(Algorithm):
     title: ClassVar[str] = "Mixture of all clients' samples, its number of components found"
     supervised: ClassVar[bool] = False
     summaries: ClassVar[bool] = True
-    bar: ClassVar[float] = 0.6  # agreement with the labels of clouds of which clients have ten
+    bar: ClassVar[float] = 0.6  # agreement with the labels of clusters; clients have ten samples
 
     n_components: Annotated[int, Ge(1)] | Literal["facts", "auto", "bic"] = "auto"
     max_components: Annotated[int, Ge(1)] | None = None
@@ -135,7 +136,7 @@ class Mosaic(Algorithm):
 
     @property
     def tolerance(self) -> float:
-        """Exclusivity as it is used: off where local counts may be too large."""
+        """`exclusivity`, or its default, which depends on `n_components`."""
         usual = 1.0 if self.n_components in OWN_COUNT else TOLERANCE
         return usual if self.exclusivity is None else self.exclusivity
 
@@ -144,7 +145,7 @@ class Mosaic(Algorithm):
     def init(self, fed: Federation) -> State:
         ids, reply = fed.map(self.count, to=fed.everyone())
         most, d = int(reply["count"].max()), int(reply["features"].max())
-        if self.n_components == "auto":  # feedback may show clients more than they counted
+        if self.n_components == "auto":  # feedback may add components
             most = max(most, mixtures.MOST + 1)
         slots = self.max_components or most
         groups = pooling.no_groups(d, self.covariance)
@@ -169,7 +170,7 @@ class Mosaic(Algorithm):
         return self.admit(fed, state, ids)
 
     def find_units(self, fed: Federation, ids: Ids, d: int) -> Tensor:
-        """Units in which the components of all clients are round: [d, d]; else none, [0, 0]."""
+        """Units in which the components of all clients are round: [d, d]; [0, 0] if not used."""
         if self.covariance != "tied_full":
             return torch.zeros(0, 0, dtype=torch.float64)
         within = Mean("within", torch.zeros(d, d, dtype=torch.float64), weight="n")
@@ -200,7 +201,7 @@ class Mosaic(Algorithm):
         return state, info
 
     def advance(self, state: State, still: bool) -> State:
-        """Count the exchange, and go to the next stage after the last one of this stage."""
+        """Count the exchange, and after the last exchange of a stage start the next stage."""
         stage, turn = int(state.stage), int(state.turn) + 1
         if stage == REFINEMENT:
             turn = turn if self.refine else 0
@@ -213,7 +214,7 @@ class Mosaic(Algorithm):
         return int(state.stage) == REFINEMENT and int(state.turn) >= self.refine
 
     def admit(self, fed: Federation, state: State, ids: Ids) -> State:
-        """Let clients without components draw initial ones; in refinement they are placed."""
+        """Let clients without components draw initial ones; during refinement, place them."""
         if not len(ids):
             return state
         if int(state.stage) == REFINEMENT:
@@ -223,9 +224,9 @@ class Mosaic(Algorithm):
         return state._replace(counts=put(state.counts, ids, reply["count"])) if len(ids) else state
 
     def pull(self, fed: Federation, state: State, ids: Ids) -> tuple[State, bool]:
-        """Pull overlapping components together; the state, and whether all radii are tiny."""
+        """Move overlapping components together; the state, and whether all radii are tiny."""
         asked = fed.map(self.update, state.units, returned_centres(state, ids), to=ids)
-        ids, reply = finite("Mosaic", *asked)
+        ids, reply = keep_finite("Mosaic", *asked)
         centres, radii, n = reply["centres"], reply["radii"], reply["n"]
         owner = ids.repeat_interleave(radii.shape[1]).numpy()
         flat = centres.flatten(0, 1).numpy(), radii.flatten().numpy(), n.flatten().numpy()
@@ -236,7 +237,7 @@ class Mosaic(Algorithm):
 
     def merge(self, fed: Federation, state: State, ids: Ids, reply: dict[str, Any]) -> State:
         """Merge components into groups, and tell every client the groups of its components."""
-        ids, reply = finite("Mosaic", ids, reply)
+        ids, reply = keep_finite("Mosaic", ids, reply)
         sizes = put(state.sizes, ids, reply["n"])
         means = put(state.means, ids, reply["centres"])
         variances = put(state.variances, ids, reply["variance"])
@@ -244,7 +245,7 @@ class Mosaic(Algorithm):
         if not bool(real.any()):
             raise ConfigError(
                 f"Mosaic: at least one component must have min_count={self.min_count} samples. "
-                "None has. Lower min_count, or ask for fewer components."
+                "Got none. Lower min_count or n_components."
             )
         options = self.covariance, self.criterion, self.tolerance, self.n_clusters
         found, groups, members = server.merge_summaries(sizes, means, variances, real, *options)
@@ -281,16 +282,16 @@ class Mosaic(Algorithm):
         return [] if known else merging.evidence(state.curve.numpy(), self.criterion)
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        """Find the groups each client holds; unassigned clients get the ones they fit."""
+        """Find the groups of each client; unassigned clients get the groups that they fit."""
         heard: Ids = ids[:0]
         reply: dict[str, Any] = {}
         if len(state.groups.n):
             given = describe_groups(state), torch.zeros(state.members.shape[1])
-            heard, reply = finite("Mosaic", *fed.map(self.settle, *given, to=ids, at_least=0))
+            heard, reply = keep_finite("Mosaic", *fed.map(self.settle, *given, to=ids, at_least=0))
         m = len(ids)
         group, margin = torch.zeros(m, dtype=torch.int64), torch.ones(m, dtype=torch.float64)
         evidence = Evidence(group, margin, margin * torch.nan, torch.ones(m, dtype=torch.bool))
-        if not len(heard):  # clients that do not answer are taken to fit
+        if not len(heard):  # clients that do not answer count as fitting
             return state, evidence
         new = (state.counts[heard] < 0) | (state.members[heard] < 0).all(1)
         counts = put(state.counts, heard[new], reply["held"][new])
@@ -316,11 +317,12 @@ class Mosaic(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def seed(self, client: Client, units: Tensor, slots: Tensor, late: Tensor) -> Reply:
-        """Initial components: k-means++ seeds; the client's own best fit where no rounds follow."""
+        """Initial components: k-means++ seeds, or the client's own best fit if no rounds follow."""
         (x, mask), k = local.rows(client, units), self.own_count(client)
         if k > len(slots):
             raise ValueError(
-                f"it has {k} components, and there is room for {len(slots)}. Set max_components"
+                f"it has {k} components, but a client may have at most {len(slots)}. Set "
+                "max_components to a larger number"
             )
         if self.rounds and not bool(late):
             centres = plus_plus(fold(client.key, "seeds"), x, k)[0]
@@ -333,7 +335,7 @@ class Mosaic(Algorithm):
 
     @task(phase="cluster")
     def update(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
-        """One EM step, and the ball around each centre in which the client does not lose."""
+        """One EM step, and the ball in which each centre may move without loss to the client."""
         (x, mask), old = local.rows(client, units), local.recall(client, given)
         floor = mixtures.variance_floor(x, mask)
         mixture, found = mixtures.step(x, mask, old, self.covariance, floor)
@@ -342,7 +344,7 @@ class Mosaic(Algorithm):
 
     @task(stackable=False, phase="cluster")
     def summarise(self, client: Client, units: Tensor, given: dict[str, Tensor]) -> Reply:
-        """Summaries of the components; of the client's own best fit if that is clearly better."""
+        """Summaries of the components, or of the client's own best fit if it is clearly better."""
         x, mask = local.rows(client, units)
         mixture = local.unpad(client, local.recall(client, given))
         if self.rounds:
@@ -366,7 +368,7 @@ class Mosaic(Algorithm):
 
     @task
     def sums(self, client: Client, groups: Tree, origin: Tensor, members: Tensor) -> Reply:
-        """Counts, sums and squares of the samples for each group that the client holds."""
+        """Counts, sums and squares of the samples for each group of the client."""
         (x, mask), centres = local.rows(client, groups["units"]), groups["centres"]
         held = members[:, None] == torch.arange(len(centres))  # [slots, k]
         weights = local.restrict(client, held, uniform=self.noise is not None)
@@ -382,7 +384,7 @@ class Mosaic(Algorithm):
         return local.settle(client, groups, len(slots))
 
     def own_count(self, client: Client) -> int:
-        """The number of components a client said it has, or says now."""
+        """The number of components of a client: as it remembers it, or found now."""
         if "count" in client.state:
             return int(client.state["count"])
         rule = self.n_components, self.covariance, self.max_components
@@ -431,12 +433,12 @@ class Mosaic(Algorithm):
 
 
 def describe_groups(state: State) -> Tree:
-    """What clients are told of the groups: also the number of their merge, and their units."""
+    """The groups as sent to clients, with the number of their merge and their units."""
     centres, variance, _ = state.groups
     told = {"centres": centres, "variance": variance}
     return {**told, "merges": state.merges, "units": state.units}
 
 
 def returned_centres(state: State, ids: Ids) -> Each:
-    """Each client's centres as the server left them, and whether there are any."""
+    """Each client's centres as returned by the server, and whether there are any."""
     return each({"centres": state.centres[ids], "use": state.radii[ids] >= 0})

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from coterie.algorithms.mosaic import mixture as mixtures
 from coterie.algorithms.mosaic.mixture import NDIM, Covariance, Mixture
-from coterie.algorithms.samples import known_count, padded, samples
+from coterie.algorithms.samples import known_count, pad_rows, samples
 from coterie.core.client import Client, Reply
 from coterie.core.random import fold
 from coterie.core.tree import Tree
 
-OUTSIDE = 0.05  # share of samples far from every centre above which a client fits no group
+OUTSIDE = 0.05  # a client fits no group if a larger share of its samples is far from every centre
 SLACK = 1.0  # log-likelihood a client may lose by feedback, in BIC prices of a component
-STILL = 1e-3  # of a standard deviation; a component with a smaller radius does not move any more
+STILL = 1e-3  # in standard deviations; a component with a smaller radius no longer moves
 
 # fitting
 
 
 def rows(client: Client, units: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples in common units, and the mask of the real ones; units [0, 0]: samples as they are."""
+    """Samples in common units (units [0, 0]: unchanged), and the mask of the real ones."""
     x, mask = samples(client)
     return (x @ units if units.numel() else x), mask
 
@@ -36,7 +36,7 @@ def own_count(
     covariance: Covariance,
     most: int | None,
 ) -> int:
-    """The number of components of a client: told, or chosen by itself (at most `most`)."""
+    """The number of components of a client: given, or chosen by the client (at most `most`)."""
     x, _ = samples(client)
     if rule == "auto" or rule == "bic":
         k = mixtures.choose_count(fold(client.key, "count"), x, rule, covariance)
@@ -59,7 +59,7 @@ def within_scatter(client: Client, k: int) -> dict[str, Tensor]:
 
 
 def own_best(client: Client, x: Tensor, k: int, covariance: Covariance) -> tuple[Mixture, Tensor]:
-    """A client's best fit by itself, and its log-likelihood."""
+    """The best mixture for a client's samples alone, and its log-likelihood."""
     floor = mixtures.variance_floor(x, torch.ones(len(x), dtype=torch.bool))
     return mixtures.local_fit(fold(client.key, "own"), x, k, covariance, floor)
 
@@ -94,15 +94,15 @@ def summarise(
         small = int(found.n.argmin())
         if found.n[small] >= min_count or len(found.n) == 1:
             break
-        rest = torch.arange(len(found.n)) != small  # its samples go to the remaining components
+        rest = torch.arange(len(found.n)) != small  # the other components get its samples
         mixture = Mixture(*(leaf[rest] for leaf in mixture))
         mixture = mixture._replace(weights=mixture.weights / mixture.weights.sum())
     mixture = mixtures.mstep(found, mixture, covariance, floor)
     n = torch.where(found.n >= min_count, found.n, 0.0)
     sent = {
-        "n": padded(n, slots),
-        "centres": padded(torch.where(n[:, None] > 0, found.mean, 0.0), slots),
-        "variance": padded(mixture.variance, slots, 1.0),
+        "n": pad_rows(n, slots),
+        "centres": pad_rows(torch.where(n[:, None] > 0, found.mean, 0.0), slots),
+        "variance": pad_rows(mixture.variance, slots, 1.0),
     }
     wanted = int(client.state["wanted"]) if "wanted" in client.state else len(n)
     return Reply(sent, keep=remember(mixture, slots, wanted))
@@ -116,12 +116,12 @@ def take_feedback(
     covariance: Covariance,
     counted: bool,
 ) -> Mixture:
-    """A client's own mixture, or one started from common centres if it is about as good or better.
+    """A client's own mixture, or one started from the common centres if it is about as good.
 
-    A client that knows its number of components takes that many, if its log-likelihood falls by no
-    more than the slack. A client that counted its components by silhouette (`counted`) may have
-    missed some: it takes at least as many as it counted, and more where they separate its samples
-    better.
+    A client whose number of components was given takes this number of common centres, if its
+    log-likelihood falls by no more than `SLACK`. A client that chose its number by silhouette
+    (`counted`) may have missed components: it takes at least this number, and more if they separate
+    its samples better.
     """
     x, mask = rows(client, units)
     own, k = unpad(client, recall(client)), int(client.state["wanted"])
@@ -148,14 +148,14 @@ def take_feedback(
 
 
 def remember(mixture: Mixture, slots: int, wanted: int | None = None) -> Tree:
-    """A mixture as a client remembers it: padded by slots of weight 0."""
+    """A mixture as a client remembers it: padded with slots of weight 0."""
     k, d = mixture.centres.shape
-    variance = padded(mixture.variance, slots, 1.0)
+    variance = pad_rows(mixture.variance, slots, 1.0)
     if variance.ndim == 3 and slots > k:
         variance[k:] = torch.eye(d, dtype=variance.dtype)
     return {
-        "centres": padded(mixture.centres, slots),
-        "weights": padded(mixture.weights, slots),
+        "centres": pad_rows(mixture.centres, slots),
+        "weights": pad_rows(mixture.weights, slots),
         "variance": variance.clone(),
         "count": torch.tensor(k),
         "wanted": torch.tensor(wanted or k),
@@ -165,7 +165,7 @@ def remember(mixture: Mixture, slots: int, wanted: int | None = None) -> Tree:
 
 
 def recall(client: Client, given: dict[str, Tensor] | None = None) -> Mixture:
-    """The mixture a client remembers, with the centres the server returned."""
+    """The mixture a client remembers, with the centres that the server returned."""
     own = Mixture(*(client.state[name] for name in Mixture._fields))
     if given is None:
         return own
@@ -179,7 +179,7 @@ def unpad(client: Client, mixture: Mixture) -> Mixture:
 
 
 def group_weights(client: Client, merges: Tensor, k: int) -> Tensor | None:
-    """Weights over the groups a client holds; None if it was not told of groups of this merge."""
+    """Weights over the groups of a client; None if it did not receive the groups of this merge."""
     memory = client.state
     if "members" not in memory or int(memory["merges"]) != int(merges):
         return None
@@ -195,9 +195,9 @@ def group_weights(client: Client, merges: Tensor, k: int) -> Tensor | None:
 
 
 def restrict(client: Client, held: Tensor, uniform: bool) -> Tensor:
-    """Weights over the groups held, [k], from those of the slots that hold them, [slots, k]."""
+    """Weights over the groups [k], from the slots that belong to each group, `held` [slots, k]."""
     weights = client.state["weights"] @ held.double()
-    # A component that lost all samples still holds its group, with a small weight.
+    # A component that lost all samples keeps its group, with a small weight.
     weights = torch.where(held.any(0), weights.clamp(min=1e-12), 0.0)
     if uniform:
         weights = held.any(0).double()
@@ -212,7 +212,7 @@ def clip_norms(x: Tensor, most: float | None) -> Tensor:
 
 
 def settle(client: Client, groups: Tree, slots: int) -> Reply:
-    """Find which groups a client holds, and the share of its samples outside all of them."""
+    """Find the groups of a client, and the share of its samples that is far from all groups."""
     x, _ = rows(client, groups["units"])
     centres, variance, merges = (groups[name] for name in ("centres", "variance", "merges"))
     weights, keep = group_weights(client, merges, len(centres)), None
@@ -221,7 +221,7 @@ def settle(client: Client, groups: Tree, slots: int) -> Reply:
         best = weights.argsort(descending=True, stable=True)[:slots]
         best = best[weights[best] > 0]
         own = Mixture(centres[best], weights[best] / weights[best].sum(), variance[best])
-        members = padded(best, slots, -1)
+        members = pad_rows(best, slots, -1)
         keep = {**remember(own, slots), "members": members, "merges": merges.clone()}
     else:
         members = client.state["members"]

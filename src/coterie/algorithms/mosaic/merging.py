@@ -1,9 +1,10 @@
 """Merge the components of many clients into groups, and choose the number of groups.
 
-Ward merges on summaries (count, centre, variance) form a path, and a criterion says where on the
-path to stop. A group holds at most one component of a client, up to a tolerance, unless it took in
-a group that no client has without it. Two groups that no client has both of may be far copies of
-one group. Everything is float64 NumPy on the server; no sample is seen here.
+Ward merges of summaries (count, centre, variance) form a path, and a criterion decides where on the
+path to stop. A group has at most one component of each client, up to a tolerance. There are two
+exceptions. A group that no client has without a certain other group may be a piece of it, and is
+merged into it. Two groups may be distant copies of one group if no client has both. Everything is
+float64 NumPy on the server; samples are not used here.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,7 +27,7 @@ from coterie.core.algorithm import Curve
 
 Criterion: TypeAlias = Literal["icl", "bic"]
 
-FLOOR = 1e-12  # of the pooled variance: no group has a smaller one
+FLOOR = 1e-12  # smallest variance of a group, as a part of the pooled variance
 SURE = 0.99  # confidence of the lower bound on the scatter of clients' copies
 
 
@@ -56,13 +57,13 @@ def merge(
         Count [c], centre [c, d] and variance of each component: [c] spherical, [c, d] diagonal or
         [c, d, d] full.
     clients
-        Whose component it is.
+        Client of each component. [c]
     criterion
-        "icl", or "bic" (no price for overlap: truly Gaussian, close groups).
+        "icl", or "bic" (no penalty for overlap: for groups that are really Gaussian and close).
     tolerance, k_min
         See `ward_path`.
     k_given
-        Number of groups, if it is known; the path is then cut there.
+        Number of groups, if it is known; the path is cut there.
 
     >>> one, two = np.array([[0.0], [3.58]]), np.array([[0.0], [3.60]])
     >>> n, variance, clients = np.array([100.0, 100.0]), np.ones(2), np.array([0, 1])
@@ -93,19 +94,20 @@ def merge_path(
 
     Three steps:
 
-    1. Ward merges of allowed pairs; the criterion has its best point somewhere on this path.
-    2. From there, groups that are copies of one centre join (see `_copy_joins`). Clients' copies of
-       a group may lie so far apart that their samples look like two groups. Only groups that no
-       client has both of can be copies.
-    3. If there are none, nested groups join (see `_nested_joins`). A client that was told too large
-       a number of components cuts one cluster into pieces, and no client has the small piece
-       without the large one. Not with tolerance 0 (never) or 1 (Ward merges allow it already).
+    1. Ward merges of allowed pairs; the criterion is best somewhere on this path.
+    2. From there, copies of one centre join (see `_copy_joins`). Copies of a group at different
+       clients may lie so far apart that their samples look like two groups. Two groups can only be
+       copies if no client has both.
+    3. If there are no copies, nested groups join (see `_nested_joins`). If a client's number of
+       components is too large, it cuts one cluster into pieces, and no client has the small piece
+       without the large one. This step is skipped with tolerance 0 (never allowed) and with
+       tolerance 1 (Ward merges allow it already).
 
-    After 2 or 3 Ward merges go on, until neither applies. Under BIC, where components may be close
-    groups, only step 1 is taken.
+    After step 2 or 3 the Ward merges continue, until neither step applies. Under BIC, where
+    components may be groups that are close together, only step 1 is taken.
     """
     path = ward_path(n, centres, holder_bits(clients), tolerance, k_min)
-    copied: dict[int, float] = {}  # change of the criterion, by the group that vanished as a copy
+    copied: dict[int, float] = {}  # change of the criterion, by the copy that joined another group
     while True:
         tally = _Tally(n, centres, variance, clients, entropy=criterion != "bic")
         joined = (tally.join(a, b, copied.get(b)) for a, b in path.joins)
@@ -133,7 +135,7 @@ def merge_path(
 
 
 def _carry_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
-    """Make these joins in the tally; the joins with their Ward costs."""
+    """Make these joins in the tally; return them with their Ward costs."""
     costs = []
     for pair in joins:
         costs.append(tally.cost(*pair))
@@ -142,10 +144,10 @@ def _carry_out(tally: "_Tally", joins: list[tuple[int, int]]) -> Path:
 
 
 def _nested_joins(tally: "_Tally") -> Path:
-    """Joins of groups that no client has without a certain other one.
+    """Joins of groups that no client has without a certain other group.
 
-    Each must lower the criterion by the price of a component, so that clients are believed in case
-    of doubt. Two components of a single client never join here.
+    Each join must lower the criterion by the price of a component: in case of doubt, the components
+    of a client stay apart. Two components of a single client never join here.
     """
     joins, costs, changes = [], [], {}
     for a in tally.alive:
@@ -165,16 +167,17 @@ def _nested_joins(tally: "_Tally") -> Path:
 def _copy_joins(
     n: Array, centres: Array, within: float, clients: Labels, labels: Labels
 ) -> dict[tuple[int, int], float]:
-    """Groups no client has both of that are copies of one centre, and what joining them changes.
+    """Joins of groups that are copies of one centre, and the change of the criterion by each.
 
-    With copies of a centre around it as N(mu, (s2 / n + t2) I), c components in all, and m copies
-    and summed precisions w in each group, a join changes the criterion by
+    Copies of a centre mu are assumed to follow N(mu, (s2 / n + t2) I). With c components in all, m
+    copies in each group and summed precisions w, a join changes the criterion by
 
         |mu_A - mu_B|^2 / (1 / w_A + 1 / w_B) - 2 h - (d + 1) log c,
         h = (m_A + m_B) log(m_A + m_B) - m_A log m_A - m_B log m_B.
 
-    t2 is a lower bound (at confidence `SURE`) on the scatter of copies within groups beyond what
-    their counts explain. Joins are pairs of the first component of each group, in their order.
+    t2 is a lower bound (at confidence `SURE`) on the scatter of copies within groups that their
+    counts do not explain. A join is named by the first component of each group. Two groups that one
+    client has both of are never copies.
     """
     found: dict[tuple[int, int], float] = {}
     while joins := _nearest_copies(n, centres, within, clients, labels):
@@ -188,7 +191,7 @@ def _copy_joins(
 def _nearest_copies(
     n: Array, centres: Array, within: float, clients: Labels, labels: Labels
 ) -> dict[tuple[int, int], float]:
-    """The best joins of copies, each group in at most one join."""
+    """The best joins of copies; each group is in at most one join."""
     pairs, copy = np.unique(np.stack([labels, clients], 1), axis=0, return_inverse=True)
     group, owner = pairs.T  # a client's components in a group are one copy
     m, d = np.bincount(group).astype(float), centres.shape[1]
@@ -218,13 +221,13 @@ def _nearest_copies(
 
 
 def _label_cost(a: Array, b: Array) -> Array:
-    """Nats needed to say, for each member of two groups of these sizes, in which group it is."""
+    """Nats needed to state the group of each member of two groups of these sizes."""
     apart: Array = (a + b) * np.log(a + b) - a * np.log(a) - b * np.log(b)
     return apart
 
 
 def fewest(clients: Labels, tolerance: float) -> int:
-    """Smallest number of groups allowed: the most components of a client, if they may not merge."""
+    """Smallest number of groups allowed: the most components of a client; 1 if these may merge."""
     return int(np.bincount(clients).max()) if tolerance < 1 else 1
 
 
@@ -242,9 +245,9 @@ def whiten(n: Array, centres: Array, variance: Array) -> tuple[Array, Array]:
 
 
 class _Tally:
-    """Groups at one point of a path: counts, centres, scatter, holders, and the criterion.
+    """Groups at one point of a path: counts, centres, scatter, clients, and the criterion.
 
-    The criterion is ICL; without the entropy of memberships it is BIC.
+    The criterion is ICL; without the entropy of the memberships it is BIC.
     """
 
     def __init__(self, n: Array, centres: Array, variance: Array, clients: Labels, entropy: bool):
@@ -267,7 +270,7 @@ class _Tally:
         return float(self.size[a] * self.size[b] / (self.size[a] + self.size[b]) * (gap @ gap))
 
     def union(self, a: int, b: int) -> tuple[Array, float]:
-        """Scatter and term of the group that two would make."""
+        """Scatter and criterion term of the union of two groups."""
         gap, both = self.mu[b] - self.mu[a], self.size[a] + self.size[b]
         between = {0: gap @ gap, 1: gap * gap}.get(np.ndim(self.scatter[a]))
         between = np.outer(gap, gap) if between is None else between
@@ -275,11 +278,11 @@ class _Tally:
         return scatter, self._term(both, scatter)
 
     def change(self, a: int, b: int) -> float:
-        """What a join does to the criterion."""
+        """Change of the criterion by a join."""
         return float(self.union(a, b)[1] - self.terms[a] - self.terms[b] - self.price)
 
     def join(self, a: int, b: int, change: float | None = None) -> float:
-        """Let b become part of a; the criterion afterwards. `change` replaces the computed one."""
+        """Join b to a; return the new criterion. `change` replaces the computed change."""
         scatter, term = self.union(a, b)
         if change is None:
             change = term - self.terms[a] - self.terms[b] - self.price
@@ -292,7 +295,7 @@ class _Tally:
         return float(self.value)
 
     def nested(self, a: int) -> dict[tuple[int, int], float]:
-        """Pairs of a and a group with all of its holders, or the reverse; change of each join."""
+        """Pairs of a and a group that has all clients of a, or the reverse; change by each join."""
         own, pairs = self.holders[a], []
         for b in self.alive - {a}:
             both = own & self.holders[b]
@@ -315,7 +318,7 @@ class _Tally:
 
 
 def near_best(curve: Array, within: float = 10.0) -> list[int]:
-    """Numbers of groups almost as good as the best: with more than one, K is not determined."""
+    """Numbers of groups almost as good as the best; if there are several, K is uncertain."""
     best = curve[:, 1].min()
     return sorted({int(k) for k, value, _ in curve if value - best <= within})
 

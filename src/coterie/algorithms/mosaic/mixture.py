@@ -1,8 +1,8 @@
-"""Gaussian mixtures of one client: densities, EM steps, and how far a centre may be moved.
+"""Gaussian mixtures of one client: densities, EM steps, and how far a centre may move.
 
-A mixture has a fixed number of slots. A slot of weight 0 is empty, so that clients with different
-numbers of components can be stacked. `estep`, `moments`, `mstep` and `squared_radius` are masked
-and stackable; functions that loop until convergence are not. Data are expected in float64.
+A mixture has a fixed number of slots. A slot of weight 0 is empty, so clients with different
+numbers of components can be stacked. `estep`, `moments`, `mstep` and `squared_radius` use masks and
+are stackable; functions that loop until convergence are not. Data must be float64.
 """
 
 import math
@@ -18,12 +18,12 @@ from coterie.core.random import fold, shuffled
 
 Covariance: TypeAlias = Literal["tied", "tied_full", "spherical", "diagonal", "full"]
 NDIM = {"tied": 0, "tied_full": 0, "spherical": 0, "diagonal": 1, "full": 2}
-ONE = ("tied", "tied_full")  # one variance for all components, in the second in common units
+ONE = ("tied", "tied_full")  # one variance for all components; "tied_full": in common units
 EMPTY = 1e-6  # a component with a smaller count keeps its centre
-FLOOR = 1e-6  # of the client's mean feature variance: no variance is smaller
-SEEN = 1000  # samples on which silhouettes are computed
-MOST = 10  # components a client looks for when it counts them itself
-RIDGE = 1e-3  # of the mean variance, added to diagonal and full covariances
+FLOOR = 1e-6  # smallest variance, as a part of the client's mean feature variance
+SEEN = 1000  # largest number of samples on which silhouettes are computed
+MOST = 10  # largest number of components that a client tries when it chooses the number
+RIDGE = 1e-3  # part of the mean variance that is added to diagonal and full covariances
 
 
 class Mixture(NamedTuple):
@@ -35,7 +35,7 @@ class Mixture(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What an E-step says of each component."""
+    """Moments of each component under the responsibilities of an E-step."""
 
     n: Tensor  # [k]  expected number of samples
     mean: Tensor  # [k, d]
@@ -72,7 +72,7 @@ def log_joint(x: Tensor, mixture: Mixture) -> Tensor:
 
 
 def estep(x: Tensor, mask: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Responsibilities [n, k], zero for rows that do not count, and the log-likelihood."""
+    """Responsibilities [n, k], zero for padding, and the log-likelihood."""
     joint = log_joint(x, mixture)
     total = joint.logsumexp(1)
     share = torch.where(mask[:, None], (joint - total[:, None]).exp(), 0.0)
@@ -80,7 +80,7 @@ def estep(x: Tensor, mask: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 
 def log_likelihood(x: Tensor, mask: Tensor, mixture: Mixture) -> Tensor:
-    """Log-likelihood of the rows that count."""
+    """Log-likelihood of the real rows."""
     return estep(x, mask, mixture)[1]
 
 
@@ -110,7 +110,7 @@ def moments(x: Tensor, share: Tensor, centres: Tensor, structure: int) -> Moment
 
 
 def mean_variance(x: Tensor, mask: Tensor) -> Tensor:
-    """Variance of a feature, averaged over the features, of the rows that count."""
+    """Variance of a feature of the real rows, averaged over the features."""
     count = mask.sum().clamp(min=1)
     rows = torch.where(mask[:, None], x, 0.0)
     centred = torch.where(mask[:, None], x - rows.sum(0) / count, 0.0)
@@ -141,17 +141,17 @@ def mstep(found: Moments, old: Mixture, covariance: Covariance, floor: Tensor) -
 
 
 def squared_radius(found: Moments, old: Mixture, new: Mixture, covariance: Covariance) -> Tensor:
-    """Squared radius of the largest ball around each new centre that costs the client nothing: [k].
+    """Squared radius of the largest ball in which each new centre may move without loss: [k].
 
-    Inside it the component's part of the expected complete log-likelihood, with the new variance,
-    is at least what it was before the step. For diagonal and full covariances the set is an
-    ellipsoid and this is the ball inside it.
+    Inside the ball, the component's part of the expected complete log-likelihood, with the new
+    variance, is no smaller than before the step. For diagonal and full covariances this set is an
+    ellipsoid; the ball is the largest one inside it.
     """
     d = found.mean.shape[1]
     shift = found.mean - old.centres
     moved = shift.square().sum(1)
     n = found.n.clamp(min=EMPTY)
-    if covariance in ONE:  # the gain through the common variance is kept in reserve
+    if covariance in ONE:  # the gain by the common variance is not used
         squared = new.variance / old.variance * moved
     elif covariance == "spherical":
         a = found.scatter / n
@@ -195,7 +195,7 @@ def _trace(matrices: Tensor) -> Tensor:
 
 
 def spread_out(squared: Tensor, d: int, k: int, covariance: Covariance) -> Tensor:
-    """One squared standard deviation as the variance of k components of a structure."""
+    """One variance for all, in the structure of the covariances of k components."""
     if NDIM[covariance] == 0:
         return squared.expand(k).clone()
     if NDIM[covariance] == 1:
@@ -220,7 +220,7 @@ def em(
     steps: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[Mixture, Tensor]:
-    """EM until the log-likelihood rises by less than a relative tolerance; both of them."""
+    """EM until the log-likelihood rises by less than a relative tolerance: mixture, likelihood."""
     mask = torch.ones(len(x), dtype=torch.bool)
     last = None
     for _ in range(steps):
@@ -236,13 +236,13 @@ def em(
 def local_fit(
     key: Tensor, x: Tensor, k: int, covariance: Covariance, floor: Tensor, starts: int = 10
 ) -> tuple[Mixture, Tensor]:
-    """A client's own best fit: the best of several k-means, then EM; with its log-likelihood."""
+    """A client's own best mixture: the best of several k-means, then EM; and its log-likelihood."""
     centres = kmeans(key, x, k, starts)[1]
     return em(x, from_seeds(x, centres, covariance, floor), covariance, floor)
 
 
 def weights_alone(density: Tensor, steps: int) -> Tensor:
-    """EM on the weights of fixed components, from equal ones: [k], of log-densities [n, k]."""
+    """EM on the weights [k] of fixed components with log-densities [n, k], from equal weights."""
     k = density.shape[1]
     weights = torch.full((k,), 1 / k, dtype=density.dtype)
     for _ in range(steps):
@@ -251,7 +251,7 @@ def weights_alone(density: Tensor, steps: int) -> Tensor:
 
 
 def heaviest(x: Tensor, centres: Tensor, variance: Tensor, own: Mixture, k: int) -> Mixture:
-    """The k common components with the largest weights, with the variance of a client's own."""
+    """The k common components with the largest weights, with the variance of a client's mixture."""
     weights = weights_alone(log_density(x, centres, variance), 10)
     best = weights.argsort(descending=True, stable=True)[:k]
     start = weights[best].clamp(min=1e-12)
@@ -268,7 +268,7 @@ def fitting_weights(x: Tensor, centres: Tensor, variance: Tensor) -> Tensor:
 
 
 def outside(x: Tensor, centres: Tensor, variance: Tensor, weights: Tensor) -> Tensor:
-    """Samples farther from every centre with weight than 99.9 % of a component's samples: [n]."""
+    """Samples outside the 99.9 % region of every component with a positive weight: [n]."""
     kept = weights > 0
     density = log_density(x, centres[kept], variance[kept])
     peak = log_density(centres[kept], centres[kept], variance[kept]).diagonal()
@@ -292,9 +292,9 @@ def choose_count(
 ) -> int:
     """Choose the number of components from a client's own data.
 
-    "auto": the k in 2 to min(MOST, n / 10) with the largest silhouette of k-means (on a thousand
-    samples), plus one, because too few is the harmful error. "bic": the mixture with the smallest
-    BIC.
+    "auto": the k from 2 to min(MOST, n / 10) with the largest silhouette of k-means (on at most
+    `SEEN` samples), plus one, because too few components do more harm than too many. "bic": the
+    mixture with the smallest BIC.
     """
     n, d = x.shape
     most = min(MOST, n // 10, len(torch.unique(x, dim=0)))
@@ -314,7 +314,7 @@ def choose_count(
 
 
 def separation(key: Tensor, x: Tensor, labels: Tensor) -> float:
-    """Silhouette of labelled samples, of a thousand at most; -1 if they have one label."""
+    """Silhouette of labelled samples (at most `SEEN` of them); -1 if all have one label."""
     seen = shuffled(fold(key, "seen"), len(x))[:SEEN]
     x, labels = x[seen], labels[seen]
     if not 1 < len(labels.unique()) < len(x):
@@ -323,5 +323,5 @@ def separation(key: Tensor, x: Tensor, labels: Tensor) -> float:
 
 
 def variance_floor(x: Tensor, mask: Tensor) -> Tensor:
-    """The smallest variance a client's components may have; above zero even for constant data."""
+    """The smallest variance of a client's components; positive even for constant data."""
     return FLOOR * mean_variance(x, mask) + 1e-200

@@ -1,7 +1,8 @@
 """Groups of components: their counts, centres and variances.
 
-After a merge they are computed from clients' summaries, in a round of pooled EM from sums over the
-samples of all clients. Variances have the structure of the components': [k], [k, d] or [k, d, d].
+After a merge they are computed from the summaries of the clients, and in a round of pooled EM from
+sums over the samples of all clients. Variances have the same structure as those of the components:
+[k], [k, d] or [k, d, d].
 """
 
 from typing import NamedTuple
@@ -23,7 +24,7 @@ class Groups(NamedTuple):
 
 
 def no_groups(d: int, covariance: Covariance) -> Groups:
-    """No groups, as before the first merge."""
+    """An empty set of groups, for the time before the first merge."""
     shape = (d,) * NDIM[covariance]
     zeros = torch.zeros(0, d, dtype=torch.float64)
     return Groups(zeros, torch.ones(0, *shape, dtype=torch.float64), zeros.sum(1))
@@ -54,7 +55,7 @@ def pool_groups(
 ) -> tuple[Groups, Labels]:
     """Groups of merged components, and the number of each component's group.
 
-    Groups are sorted by the coordinates of their centres, whatever the order of the clients.
+    Groups are sorted by the coordinates of their centres; the order of clients does not matter.
     """
     k, d = int(labels.max()) + 1, centres.shape[1]
     size, mu = np.bincount(labels, n, k), means(n, centres, labels)
@@ -90,7 +91,7 @@ def common_variance(groups: Groups) -> Tensor:
 
 
 def middle(groups: Groups) -> Tensor:
-    """Mean of all samples; measured from it, squares cancel less and bounds are tighter: [d]."""
+    """Mean of all samples; as an origin it reduces cancellation and tightens bounds: [d]."""
     return (groups.centres * groups.n[:, None]).sum(0) / groups.n.sum()
 
 
@@ -117,7 +118,7 @@ def from_sums(
     covariance: Covariance,
     least: float = EMPTY,
 ) -> Groups:
-    """Groups after a pooled step; a group with at most `least` samples stays as it was."""
+    """Groups after a pooled step; a group with at most `least` samples is unchanged."""
     d, n, origin = groups.centres.shape[1], found["n"], middle(groups)
     some = n > least
     safe = torch.where(some, n, 1.0)
@@ -143,7 +144,7 @@ def from_sums(
 
 
 def common_units(within: Tensor) -> Tensor:
-    """Units in which a covariance [d, d] is the identity: samples times them; with a ridge."""
+    """The matrix [d, d] to multiply samples by, so that a covariance (plus a ridge) is identity."""
     if not bool(within.trace() > 0):
         return torch.eye(len(within), dtype=within.dtype)
     least = RIDGE * within.trace() / len(within) + 1e-200
@@ -153,7 +154,7 @@ def common_units(within: Tensor) -> Tensor:
 
 
 def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
-    """Centres found in other units (samples times `units`), in the units of the samples."""
+    """Convert centres from common units (samples @ units) to the units of the samples."""
     if not units.numel():
         return centres
     back: Tensor = torch.linalg.inv(units)
@@ -161,7 +162,7 @@ def in_data_units(centres: Tensor, units: Tensor) -> Tensor:
 
 
 def covariances(variance: Tensor, units: Tensor) -> Tensor:
-    """Variances found in other units, as covariances in the units of the samples: [k, d, d]."""
+    """Convert variances from common units to covariances in the units of the samples."""
     if not units.numel():
         return variance
     back: Tensor = torch.linalg.inv(units)

@@ -1,4 +1,4 @@
-"""What noise on sums promises: zero-concentrated differential privacy of the Gaussian mechanism.
+"""The privacy of noise on sums: zero-concentrated differential privacy of the Gaussian mechanism.
 
 References: Bun, Steinke: Concentrated differential privacy, TCC 2016, arXiv 1605.02065.
 """
@@ -7,7 +7,7 @@ import math
 
 
 def epsilon(noise: float, rounds: int, parts: int = 3, delta: float = 1e-5) -> float:
-    """The epsilon of some rounds in which `parts` sums get Gaussian noise of this multiplier.
+    """The epsilon of `rounds` rounds, in each of which `parts` sums get Gaussian noise.
 
     Each part has sensitivity 1 in units of its bound, so rho = parts * rounds / (2 noise**2), and
     epsilon = rho + 2 sqrt(rho log(1 / delta)).

@@ -1,4 +1,4 @@
-"""What the server of mosaic does with clients' components, as functions of arrays."""
+"""Mosaic's server: what it does with the components of the clients, as functions of arrays."""
 
 import numpy as np
 import torch
@@ -50,10 +50,10 @@ def merge_summaries(
     tolerance: float,
     n_clusters: int | None,
 ) -> tuple[Merged, Groups, Tensor]:
-    """Merge the components of all clients: how, the groups, and the group of each [clients, slots].
+    """Merge the components of all clients into groups.
 
-    `n`, `centres` and `variance` have a row per client and slot; `real` says where there is a
-    component.
+    Inputs have a row per client and slot; `real` marks the slots with a component. Returns the path
+    of the merge, the groups, and the group of each component [clients, slots].
     """
     owner = real.nonzero()[:, 0].numpy()
     told = n[real].numpy(), centres[real].numpy(), variance[real].numpy()
@@ -66,7 +66,7 @@ def merge_summaries(
 
 
 def add_noise(sums: dict[str, Tensor], noise: float, clip: float, key: Tensor) -> dict[str, Tensor]:
-    """Add noise to counts, sums and squares, which one sample changes by 1, clip and clip**2."""
+    """Add noise to counts, sums and squares; one sample changes them by 1, clip and clip**2."""
     out = {}
     for i, (name, leaf) in enumerate(sums.items()):
         draw = normal(fold(key, name), tuple(leaf.shape), torch.float64)

@@ -61,7 +61,7 @@ def probe_seeded(
     model: Model = method.model
     batch = client.train
     classes = count_classes(model, batch)
-    losses = model.seeded(seed, int(networks), batch)  # [r, n]
+    losses = model.probe_random(seed, int(networks), batch)  # [r, n]
     if classes == 1:
         return pack_answer(whole_moments(losses, batch.mask), model)
     block = class_moments(losses, batch.y, batch.mask, classes)
