@@ -277,7 +277,7 @@ def test_dropout_differs_between_clients():
     model = Model(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2)), dtype=torch.float64)
     x = normal(KEY, (6, 8), torch.float64)
     clients = tree_map(lambda leaf: torch.stack([leaf] * 2), room(batch(x, torch.arange(6) % 2)))
-    clients, params = clients._replace(key=torch.tensor([1, 2])), model.init(KEY)
+    clients, params = clients._replace(local_key=torch.tensor([1, 2])), model.init(KEY)
     with using(Stacked()):
         trained = torch.vmap(lambda c: LocalSGD(0.5)(c, params, model.losses))(clients)
     assert not torch.allclose(trained["1.weight"][0], trained["1.weight"][1])

@@ -10,7 +10,8 @@ standard errors of the centred losses and n the numbers of samples,
 
 so that clients of one group scatter by 1 / sqrt(W). Every round appends its columns to those of
 earlier rounds. Two clients that once differed by 60 standard errors stay apart, even if later
-models have the same loss for both. A client that was not asked has weight 0 in the columns of a round.
+models have the same loss for both. A client that was not asked has weight 0 in the columns of a
+round.
 """
 
 import torch
