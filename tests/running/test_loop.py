@@ -10,6 +10,7 @@ import torch
 
 from coterie.algorithms import FedAvg, LocalOnly
 from coterie.core.errors import DataError
+from coterie.running import evaluation, final, loop
 from coterie.running.build import build, read
 from coterie.running.folder import RunFolder
 from coterie.running.loop import resume, run
@@ -269,3 +270,46 @@ def test_no_rounds_is_a_run():
     result = start(ready("clove", 0), None)
     assert result.rounds == []
     assert result.summary["rounds"] == 0
+
+
+# Evaluation
+
+
+def count_evaluations(monkeypatch):
+    """The splits that are evaluated, in order."""
+    splits = []
+
+    def counted(*given, split="test", **options):
+        splits.append(split)
+        return evaluation.evaluate(*given, split=split, **options)
+
+    for module in (loop, final):
+        monkeypatch.setattr(module, "evaluate", counted)
+    return splits
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("method", ["fedavg", "ifca", "clove", "census", "local_only"])
+def test_the_last_models_are_evaluated_once(method, share, monkeypatch):
+    splits = count_evaluations(monkeypatch)
+    one = ready(method, 1, run={"participation": share, "validation": 0.2})
+    result = run(one.algorithm, one.data, one.settings)
+    assert splits == ["test", "validation", "train"]
+    fresh = evaluation.evaluate(result.algorithm, result.fed, result.state, "classification")
+    assert torch.equal(result.scores.loss, fresh.loss)
+
+
+def test_a_run_without_rounds_is_evaluated(monkeypatch):
+    splits = count_evaluations(monkeypatch)
+    one = ready("fedavg", 0)
+    run(one.algorithm, one.data, one.settings)
+    assert splits == ["test", "train"]
+
+
+def test_a_run_stopped_after_its_last_round_has_the_same_files(tmp_path):
+    one = ready("ifca", 3)
+    run(one.algorithm, one.data, one.settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(one.algorithm, one.data, one.settings, tmp_path / "run", StopsAfter(3))
+    resume(one.algorithm, one.data, one.settings, tmp_path / "run")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")

@@ -38,7 +38,7 @@ class Result:
     summary: dict[str, Any]
     description: dict[str, Any]
     clients: list[dict[str, Any]] = field(default_factory=list, repr=False)  # a row per client
-    held_out: dict[str, Any] = field(default_factory=dict, repr=False)  # see `score_held_out`
+    held_out: dict[str, Any] = field(default_factory=dict, repr=False)  # see `describe_held_out`
     files: dict[str, bytes] = field(default_factory=dict, repr=False)  # what final/ holds
     folder: Path | None = None
 
@@ -63,27 +63,72 @@ def finish(
     state: Any,
     lines: list[dict[str, Any]],
     folder: RunFolder | None,
+    scores: dict[str, Scores],
 ) -> Result:
-    """The last evaluation, the evidence for everyone's place, and the files people keep."""
+    """Place every client, score the final models, and write the files of the result.
+
+    `scores` are those of the last round by split, if this process has run it.
+    """
     if isinstance(data, DataCard):
         data = replace(data, names=fed.names)
     everyone = fed.everyone()
     with fed.aside(support=settings.support):
-        state = place_all(algorithm, fed, grow(state, fed.n_clients), everyone)
-        state, evidence = algorithm.place(fed, state, everyone)
-    scores = evaluate(algorithm, fed, state, data.task)
+        scored = place_all(algorithm, fed, grow(state, fed.n_clients), everyone)
+        state, evidence = algorithm.place(fed, scored, everyone)
+    given = [algorithm.deploy(one, everyone) for one in (scored, state)]
+    same = bool(lines) and _equal(*given)
+    splits = {}
+    for split in dict.fromkeys(("test", held_split(data))):
+        # Unassigned clients may have been placed by other data for the validation rows.
+        known = same and (split == "test" or settings.support == "train")
+        splits[split] = _score(algorithm, fed, state, data.task, split, known, scores.get(split))
     train = evaluate(algorithm, fed, state, data.task, split="train")
-    summary = _summary(algorithm, data, fed, state, lines, scores, train)
-    result = Result(
-        algorithm, data, fed, state, lines, evidence, scores, train, summary, description
-    )
+    test, held = splits["test"], splits[held_split(data)]
+    summary = _summary(algorithm, data, fed, state, lines, test, train)
+    result = Result(algorithm, data, fed, state, lines, evidence, test, train, summary, description)
     result.clients = no_nan(list_clients(result))
-    result.held_out = no_nan(score_held_out(result))
+    result.held_out = no_nan(describe_held_out(result, held))
     result.files = _final_files(result)
     if folder is not None:
         folder.finish(result.files, summary)
         result.folder = folder.path
     return result
+
+
+def _score(
+    algorithm: Algorithm,
+    fed: Federation,
+    state: Any,
+    task: str,
+    split: str,
+    same: bool,
+    known: Scores | None,
+) -> Scores:
+    """The final scores; those of the last round if the models are the same."""
+    if same and known is not None and len(known.ids) == fed.n_clients:
+        return known
+    paid = dict(fed.traffic.totals)
+    scores = evaluate(algorithm, fed, state, task, split=split)
+    if same:  # a resumed run: the last round, in another process, has counted this traffic
+        fed.traffic.totals = paid
+    return scores
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two deployments hand every client the same values."""
+    if isinstance(one, BankRows):
+        return torch.equal(one.index, other.index) and _equal(one.bank, other.bank)
+    if isinstance(one, Each):
+        return _equal(one.tree, other.tree)
+    ours, theirs = named_leaves(one), named_leaves(other)
+    if [path for path, _ in ours] != [path for path, _ in theirs]:
+        return False
+    pairs = zip(ours, theirs, strict=True)
+    return all(a.shape == b.shape and _agree(a, b) for (_, a), (_, b) in pairs)
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    return one is other or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _summary(
@@ -162,15 +207,12 @@ def write_clients(rows: list[dict[str, Any]]) -> dict[str, bytes]:
     return {"clients.json": to_json({"clients": rows}), "clients.csv": as_csv(rows)}
 
 
-def score_held_out(result: Result) -> dict[str, Any]:
+def describe_held_out(result: Result, scores: Scores) -> dict[str, Any]:
     """Every client's loss on data of its own that trained nothing: what a verdict compares.
 
     Validation rows if there are any, else test rows; with the mean loss by round.
     """
-    data, split = result.data, held_split(result.data)
-    scores, train = result.scores, result.train
-    if split != "test":
-        scores = evaluate(result.algorithm, result.fed, result.state, data.task, split=split)
+    split, train = held_split(result.data), result.train
     name = "loss" if split == "test" else "validation_loss"
     ids, trained = scores.ids.tolist(), dict(zip(train.ids.tolist(), train.n.tolist(), strict=True))
     held = scores.n.tolist()

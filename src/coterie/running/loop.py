@@ -130,6 +130,7 @@ def _attempt(
     fed.start = initial_groups(settings.start, fed.names)
     lines: list[dict[str, Any]] = []
     late: dict[str, Any] = {}
+    scores: dict[str, Scores] = {}
     if folder is not None and any(folder.checkpoints.glob("*.json")):
         done, state, traffic, fed.memory = folder.load(algorithm)
         fed.traffic.totals = {tuple(k.split("/")): v for k, v in traffic.items()}
@@ -148,7 +149,7 @@ def _attempt(
         while done < settings.rounds and not algorithm.done(state):
             began = time.perf_counter()
             with _ctrl_c():
-                state, line = _round(algorithm, data, settings, fed, state, done, late)
+                state, line, scores = _round(algorithm, data, settings, fed, state, done, late)
             done += 1
             lines.append(line)
             _freeze(folder, fed)
@@ -163,7 +164,7 @@ def _attempt(
         if saved != done:
             _save(folder, done, state, fed)
             saved = done
-        result = finish(algorithm, data, settings, description, fed, state, lines, folder)
+        result = finish(algorithm, data, settings, description, fed, state, lines, folder, scores)
     except KeyboardInterrupt:
         # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
@@ -253,10 +254,11 @@ def _round(
     state: Any,
     number: int,
     late: dict[str, Any],
-) -> tuple[Any, dict[str, Any]]:
-    """One round; an abandoned one leaves the state as it was and says why.
+) -> tuple[Any, dict[str, Any], dict[str, Scores]]:
+    """One round: the state, its line in the log, and the scores by split if there are any.
 
-    `late` holds scores of an earlier round that arrived with this round's messages.
+    An abandoned round leaves the state as it was and says why. `late` holds scores of an earlier
+    round that arrived with this round's messages.
     """
     fed.begin(number)
     state = before = grow(state, fed.n_clients)
@@ -268,24 +270,26 @@ def _round(
         fed.rollback()
         info = {"abandoned": str(error)}
     last = number + 1 == settings.rounds or algorithm.done(state)
+    scores: dict[str, Scores] = {}
     line |= late
     late.clear()
     due = settings.evaluate_every and (number + 1) % settings.evaluate_every == 0
     if fed.defers and due and not last:
         _evaluate_later(algorithm, fed, state, data.task, late)
     elif due or last:
-        scores = evaluate(algorithm, fed, state, data.task, support=settings.support)
+        for split in dict.fromkeys(("test", held_split(data))):
+            support = settings.support if split == "test" else "train"
+            scores[split] = evaluate(algorithm, fed, state, data.task, split=split, support=support)
         line |= {"evaluated": number + 1} if fed.defers else {}
-        line |= _summarise(scores)
-        if held_split(data) == "validation":
-            held = evaluate(algorithm, fed, state, data.task, split="validation")
-            line["validation_loss"] = mean(held.loss)
+        line |= _summarise(scores["test"])
+        if "validation" in scores:
+            line["validation_loss"] = mean(scores["validation"].loss)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()
     if fed.wire_bytes:
         line["wire"] = sum(fed.wire_bytes.values())  # of this server process, with evaluations
-    return state, line
+    return state, line, scores
 
 
 def _evaluate_later(
