@@ -102,10 +102,19 @@ def run(method: Algorithm, problem: Problem, engine: str) -> dict[str, str]:
     handed = method.deploy(state, fed.everyone())
     own = {fed.names[i]: tree for i, tree in sorted(fed.memory.committed.items()) if tree}
     return {
-        "models": digest([getattr(handed, "bank", handed), getattr(handed, "index", {})]),
+        "models": digest(_plain(handed)),
         "state": digest(state),
         "memory": digest(own),
     }
+
+
+def _plain(given: Any) -> Any:
+    """What clients get, as a tree of tensors."""
+    if isinstance(given, dict):
+        return {name: _plain(part) for name, part in given.items()}
+    if hasattr(given, "bank"):  # a row of a bank for each client
+        return [given.bank, given.index]
+    return getattr(given, "tree", given)  # a part of a tree for each client
 
 
 def digest(tree: Any) -> str:
