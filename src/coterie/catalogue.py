@@ -40,6 +40,7 @@ WHEN = {
     "fedem": "if each client's data mix a few kinds of labelling, in shares of its own.",
     "fedgmm": "as fedem, if the kinds also differ in their inputs.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
+    "cfl": "if groups contradict each other, all clients take part, and there is time to converge.",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "census": "if groups are expected; the number may be unknown (max_groups), even one.",
     "clove": "as published; the number of groups may be unknown (max_groups).",

@@ -2,6 +2,7 @@
 
 from coterie.algorithms.blend import Blend
 from coterie.algorithms.census import Census
+from coterie.algorithms.cfl import CFL
 from coterie.algorithms.clove import CLoVE
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedala import FedALA
@@ -24,6 +25,7 @@ from coterie.algorithms.per_fedavg import PerFedAvg
 from coterie.algorithms.survey import Survey
 
 __all__ = [
+    "CFL",
     "IFCA",
     "Blend",
     "CLoVE",
