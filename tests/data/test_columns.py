@@ -97,20 +97,25 @@ def test_more_than_fifty_categories_are_hashed():
     assert fitted(code=codes[:50]).x.shape == (50, 50)
 
 
-def test_text_is_a_hashed_bag_of_words():
+def test_few_texts_are_weighted_words():
     remarks = ["He slept well", "no pain", "well, well", "pain and pain again"]
     data = fitted(remark=remarks)
-    assert data.x.shape == (4, 256)
-    well, twice = hash_of("well") % 256, data.x[2]
-    assert twice[well] == 1  # one word, whatever its count: length one
-    torch.testing.assert_close(data.x.norm(dim=1), torch.ones(4))
-    assert data.x[3, hash_of("pain") % 256] == pytest.approx(2 / 6**0.5)
-    assert "words hashed to 256 features" in " ".join(data.notes)
+    # Two words occur in two texts, "well" and "pain"; the others are left out.
+    assert data.x.shape == (4, 2)
+    well = data.x[2].argmax()
+    one = torch.zeros(4, 2)
+    one[[0, 2], well] = 1
+    one[[1, 3], 1 - well] = 1
+    torch.testing.assert_close(data.x, one)  # length one, whatever the counts
+    assert data.notes[-1] == (
+        "Column 'remark': text as weighted words (TF-IDF of 2 word hashes, SVD to 2 features), "
+        "fitted without pooling any text."
+    )
 
 
 def test_few_repeated_values_with_spaces_are_categories():
     assert fitted(city=["New York", "Los Angeles"] * 4).x.shape == (8, 2)
-    assert fitted({"text": ["city"]}, city=["New York", "Los Angeles"] * 4).x.shape == (8, 256)
+    assert fitted({"text": ["city"]}, city=["New York", "Los Angeles"] * 4).x.shape == (8, 4)
 
 
 def test_true_and_false_are_one_and_zero():

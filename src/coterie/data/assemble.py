@@ -18,6 +18,7 @@ from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.repeats import count_repeats, describe_repeats
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable
+from coterie.data.text import FEATURES
 from coterie.data.units import number_units, pool_units, read_times
 
 MAX_LABELS = 20
@@ -58,6 +59,8 @@ class Reading:
         Columns to read as categories.
     text
         Columns to read as text.
+    text_features
+        Largest number of features that all columns of text together become.
     drop
         Columns to leave out.
     """
@@ -73,6 +76,7 @@ class Reading:
     names: tuple[str, ...] | None = None
     categorical: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
+    text_features: Annotated[int, Ge(1)] = FEATURES
     drop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -159,6 +163,7 @@ def assemble(
             normalise=options.normalise,
             categorical=options.categorical,
             text=options.text,
+            text_features=options.text_features,
         )
         if not rules:
             raise DataError(f"{owner}: there must be a column to learn from. None is left.")

@@ -10,13 +10,23 @@ What the features are is said in `coterie.data.encoder`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from coterie.core.errors import DataError
-from coterie.data.encoder import CATEGORY_BUCKETS, WORD_BUCKETS, Rule, check_finite, hash_of
+from coterie.data.encoder import CATEGORY_BUCKETS, Rule, check_finite, hash_of, join_texts
 from coterie.data.tables import Cells, RawTable, as_number
+from coterie.data.text import (
+    FEATURES,
+    choose_words,
+    count_texts,
+    find_directions,
+    hash_words,
+    pack,
+    weigh,
+)
 
 MAX_CATEGORIES = 50
 
@@ -128,6 +138,7 @@ def fit(
     normalise: bool = True,
     categorical: Sequence[str] = (),
     text: Sequence[str] = (),
+    text_features: int = FEATURES,
 ) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
     """The rules for some columns, from the training rows of each client; and what to say of them.
 
@@ -139,6 +150,8 @@ def fit(
         Whether numbers are standardised.
     categorical, text
         Columns to take as categories and as text, whatever they look like.
+    text_features
+        Largest number of features of all columns of text together.
     """
     rules, notes = [], []
     for name in columns:
@@ -157,6 +170,15 @@ def fit(
         rule, said = _rule(name, kind, merge(told), normalise)
         rules.append(rule)
         notes += said
+    texts = [i for i, rule in enumerate(rules) if rule.kind == "text"]
+    if texts:
+        names = [rules[i].name for i in texts]
+        own = [
+            join_texts([table.cells[name].take(rows) for name in names])
+            for table, rows in zip(tables, train, strict=True)
+        ]
+        rules[texts[0]], note = fit_text(rules[texts[0]], names[1:], own, text_features)
+        notes.append(note)
     numbers = sum(rule.kind == "number" for rule in rules)
     if numbers and normalise:
         columns = "1 numeric column" if numbers == 1 else f"{numbers} numeric columns"
@@ -190,7 +212,6 @@ def _rule(name: str, kind: str, found: Statistics, normalise: bool) -> tuple[Rul
             f"missing, all zeros and marked by a feature."
         )
     if kind == "text":
-        notes.append(f"Column '{name}': words hashed to {WORD_BUCKETS} features.")
         return Rule(name, kind, missing=missing), notes
     if found.categories is None or len(found.categories) > MAX_CATEGORIES:
         notes.append(
@@ -200,3 +221,47 @@ def _rule(name: str, kind: str, found: Statistics, normalise: bool) -> tuple[Rul
         return Rule(name, "hashed", missing=missing), notes
     notes.append(f"Column '{name}': {len(found.categories)} categories, a feature each.")
     return Rule(name, kind, categories=tuple(sorted(found.categories)), missing=missing), notes
+
+
+def fit_text(
+    rule: Rule, others: Sequence[str], clients: Sequence[Sequence[str]], n_features: int
+) -> tuple[Rule, str]:
+    """Fit the rule for columns of text to the training texts of each client; and what to say of it.
+
+    What a client tells is said in `coterie.data.text`.
+
+    Parameters
+    ----------
+    rule
+        Rule of the first column of text, which gets all features.
+    others
+        Further columns of text, whose words `clients` has beside those of the first.
+    clients
+        Training texts of each client.
+    n_features
+        Largest number of features.
+    """
+    counts = [hash_words(texts) for texts in clients]
+    n_texts = sum(part.shape[0] for part in counts)
+    words = choose_words(np.sum([count_texts(part) for part in counts], axis=0), n_texts)
+    columns = " and ".join(f"'{name}'" for name in (rule.name, *others))
+    if not len(words.buckets):
+        raise DataError(
+            f"Column {columns} must have words in some training row. It has none. Leave it out: "
+            f"drop=['{rule.name}']."
+        )
+    directions = find_directions([weigh(part, words) for part in counts], n_features)
+    rule = replace(
+        rule,
+        with_columns=tuple(others),
+        buckets=tuple(words.buckets.tolist()),
+        weights=tuple(words.weight.tolist()),
+        n_directions=directions.shape[1],
+        directions=pack(directions),
+    )
+    note = (
+        f"Column{'s' if others else ''} {columns}: text as weighted words (TF-IDF of "
+        f"{len(words.buckets):,} word hashes, SVD to {rule.n_directions} features), fitted without "
+        f"pooling any text."
+    )
+    return rule, note

@@ -11,7 +11,8 @@ categories
     values: 32 features, the value's hash says which.
 text
     Column of words: more than half of the values have a space, and they are more than 50 or mostly
-    different. Hashed bag of words: 256 features, words in lower case, counts scaled to length one.
+    different. All columns of text are read as one. Weighted words (TF-IDF) in at most 100
+    directions (SVD), see `coterie.data.text`.
 dates
     Left out, unless they order the split.
 missing values
@@ -20,10 +21,8 @@ missing values
 """
 
 import hashlib
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,12 +31,10 @@ from torch import Tensor
 
 from coterie.core.errors import DataError, unknown
 from coterie.data.tables import Cells, RawTable, as_number, read, to_array, to_cells
+from coterie.data.text import Words, hash_words, unpack, weigh
 
 CATEGORY_BUCKETS = 32
-WORD_BUCKETS = 256
 LARGEST = 1e30  # its square fits in float64, itself in float32
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,11 @@ class Rule:
     scale: float = 1.0
     categories: tuple[str, ...] = ()
     missing: bool = False  # whether a last feature marks missing values
+    with_columns: tuple[str, ...] = ()  # text: columns whose words are added
+    buckets: tuple[int, ...] = ()  # text: hashes of the words that count
+    weights: tuple[float, ...] = ()  # text: weight of each bucket
+    n_directions: int = 0  # text: features
+    directions: str = ""  # text: features as combinations of buckets, packed
 
     @property
     def features(self) -> list[str]:
@@ -58,7 +60,7 @@ class Rule:
         if self.kind == "category":
             names = [f"{self.name}={category}" for category in self.categories]
         elif self.kind in ("hashed", "text"):
-            n = CATEGORY_BUCKETS if self.kind == "hashed" else WORD_BUCKETS
+            n = CATEGORY_BUCKETS if self.kind == "hashed" else self.n_directions
             names = [f"{self.name}#{bucket}" for bucket in range(n)]
         else:
             names = [self.name]
@@ -75,11 +77,11 @@ class Rule:
             values = self._numbers(table, cells)
             out[:, 0] = (np.where(gone, self.fill, values) - self.shift) / self.scale
         elif self.kind == "text":
-            for i, word in enumerate(cells.words):
-                for bucket in map(_word_bucket, _WORD.findall((word or "").lower())):
-                    out[i, bucket] += 1
-            counts = out[:, :WORD_BUCKETS]
-            counts /= np.maximum(np.sqrt((counts**2).sum(1, keepdims=True)), 1e-12)
+            if self.n_directions:
+                texts = join_texts([table.cells[name] for name in (self.name, *self.with_columns)])
+                words = Words(np.array(self.buckets, dtype=np.int64), np.array(self.weights))
+                directions = unpack(self.directions, self.n_directions)
+                out[:, : self.n_directions] = weigh(hash_words(texts), words) @ directions
         else:
             places = {category: j for j, category in enumerate(self.categories)}
             for i, word in enumerate(cells.words):
@@ -231,9 +233,8 @@ class Encoder:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Encoder":
         """The encoder from plain data."""
-        rules = tuple(Rule(**{**r, "categories": tuple(r["categories"])}) for r in plain["rules"])
-        rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-        return cls(**{**rest, "rules": rules})
+        rules = tuple(Rule(**_tuples(rule)) for rule in plain["rules"])
+        return cls(**{**_tuples(plain), "rules": rules})
 
     def _names(self) -> str:
         return ", ".join(rule.name for rule in self.rules)
@@ -274,6 +275,16 @@ class Encoder:
         return torch.tensor([places[word] for word in words], dtype=torch.int64)
 
 
+def join_texts(columns: Sequence[Cells]) -> list[str]:
+    """The text of every row in all of some columns."""
+    texts = zip(*(cells.words for cells in columns), strict=True)
+    return [" ".join(word for word in row if word is not None) for row in texts]
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+
+
 def _is_table(value: Any) -> bool:
     """Whether a value has named columns, or is a path."""
     return (
@@ -298,8 +309,3 @@ def check_finite(table: RawTable, name: str) -> None:
 def hash_of(value: str) -> int:
     """A number for a text, the same in every process."""
     return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
-
-
-@lru_cache(maxsize=65536)
-def _word_bucket(word: str) -> int:
-    return hash_of(word) % WORD_BUCKETS

@@ -30,7 +30,7 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
         Column to predict; None: the inputs are reconstructed.
     options
         See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
-        normalise, names, categorical, text, drop.
+        normalise, names, categorical, text, text_features, drop.
 
     >>> rows = {"site": ["a", "a", "b", "b"], "age": [1.0, 2.0, 3.0, 6.0], "ill": [0, 1, 1, 0]}
     >>> data = from_table(rows, client="site", label="ill", test_fraction=0)
@@ -98,7 +98,7 @@ def from_folder(
         Height and width to scale images to; without it they must agree.
     options
         See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
-        normalise, names, categorical, text, drop.
+        normalise, names, categorical, text, text_features, drop.
     """
     chosen = construct(Reading, options)
     folder = Path(path)
