@@ -41,6 +41,7 @@ WHEN = {
     "fedgmm": "as fedem, if the kinds also differ in their inputs.",
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "cfl": "if groups contradict each other, all clients take part, and there is time to converge.",
+    "fesem": "if the number of groups is known and the groups' trained models lie far apart.",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "census": "if groups are expected; the number may be unknown (max_groups), even one.",
     "clove": "as published; the number of groups may be unknown (max_groups).",

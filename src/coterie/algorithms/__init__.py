@@ -17,6 +17,7 @@ from coterie.algorithms.fedpac import FedPAC
 from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedsoft import FedSoft
+from coterie.algorithms.fesem import FeSEM
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
@@ -31,6 +32,7 @@ __all__ = [
     "CLoVE",
     "Census",
     "Ditto",
+    "FeSEM",
     "FedALA",
     "FedAvg",
     "FedEM",
