@@ -82,20 +82,22 @@ def join_words(parts: list[Any]) -> str:
 
 
 def describe_quickstart(table: Any) -> str:
-    """What the demonstration found, and which method to use."""
+    """What the demonstration found, and which way of training to use."""
     scores = dict(zip(table["method"], table["accuracy"], strict=True))
     ari = dict(zip(table["method"], table["ARI"], strict=True))
     grouped = {name: value for name, value in scores.items() if ari[name] is not None}
-    best = max(grouped, key=lambda name: grouped[name])
     exact = [name for name in grouped if ari[name] >= 0.99]
     part = [f"{name} (agreement {ari[name]:.2f} of 1)" for name in grouped if name not in exact]
-    text = [f"{join_words(exact)} found exactly the four hidden groups."] if exact else []
-    text += [f"{join_words(part)} found them in part."] if part else []
-    return " ".join(
-        [
-            *text,
-            f"The models of {best} are right for {scores[best]:.1%} of the test images, compared "
-            f"with {scores['local_only']:.1%} if every client trains alone and "
-            f"{scores['fedavg']:.1%} with one model for all. Use {best} here.",
-        ]
+    text = f"{join_words(exact)} found exactly the four hidden groups. " if exact else ""
+    text += f"{join_words(part)} found them in part. " if part else ""
+    best = [grouped[name] for name in exact] or list(grouped.values())
+    low, high = f"{min(best):.1%}", f"{max(best):.1%}"
+    reached = high if low == high else f"{low} to {high}"
+    alone, one = scores["local_only"], scores["fedavg"]
+    use = "training alone" if alone > one else "one model for all"
+    use = "a model per group" if min(best) > max(alone, one) else use
+    return (
+        f"{text}The mean accuracy of {join_words(exact or list(grouped))} is {reached}, compared "
+        f"with {alone:.1%} if every client trains alone and {one:.1%} with one model for all. Use "
+        f"{use} here."
     )
