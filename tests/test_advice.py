@@ -99,6 +99,32 @@ def test_regression_and_reconstruction():
     assert (advice.kind, advice.n_groups) == ("meaning", 2)
 
 
+def test_odd_clients_are_named(tmp_path):
+    data = labelled(torch.full((20, 4), 0.25))
+    rows = data.rows["train"].of_clients(torch.tensor([7])).index
+    data.y[rows] = torch.tensor([0, 3, 2, 1])[data.y[rows]]
+    advice = coterie.advise(data)
+    assert (advice.kind, advice.n_groups) == ("one", 1)
+    assert list(advice.odd) == [data.names[7]]
+    assert "rows of class" in advice.odd[data.names[7]]
+    assert data.names[7] not in advice.assignment
+    assert advice.explained > 0.5
+    assert advice.worth > 0
+    assert "One model: the 19 other clients differ by no more than chance" in str(advice)
+    assert f"1 odd client, unlike all others. {data.names[7]}: its rows" in str(advice)
+    assert json.loads(advice.to_json())["odd"] == [data.names[7]]
+
+
+def test_more_clients_help():
+    # A difference too small to be seen between a few clients is seen between many.
+    found = {}
+    for m in (8, 120):
+        shift = 0.35 * (torch.arange(m) % 2)[:, None, None].float()
+        advice = coterie.advise(labelled(torch.full((m, 4), 0.25), n=30, shift=shift), networks=16)
+        found[m] = advice.n_groups
+    assert found == {8: 1, 120: 2}
+
+
 def test_as_json_table_and_picture(tmp_path):
     advice = coterie.advise(blobs(n_groups=2, clients_per_group=5, n=60))
     content = json.loads(advice.to_json())

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from coterie.algorithms.survey import seeded
-from coterie.clustering import lenses
+from coterie.algorithms.survey.seeded import Kind
 from coterie.core.model import Model
 from coterie.data import FederatedData
 from coterie.report import evidence
@@ -22,7 +22,7 @@ from coterie.report.words import join_words
 from coterie.running.build import build_model, check_model
 from coterie.running.folder import no_nan
 from coterie.running.progress import megabytes
-from coterie.running.survey import Findings, survey_clients
+from coterie.running.survey import survey_clients
 
 FEW = 8
 """Number of clients below which the number of groups is a guess."""
@@ -37,39 +37,55 @@ class Advice:
     Parameters
     ----------
     n_groups
-        Number of models to train; None if no number of groups describes the clients.
+        Number of groups; None if no number describes the clients. Odd clients are not counted.
     kind
         "one": there are no groups. "meaning": inputs, or the meaning of labels, differ between
         groups. "labels": only label frequencies differ. "client by client": every client differs
         from the others in its own way.
     assignment
-        Group of each client, by name. Clients whose losses are not numbers are left out.
+        Group of each client, by name. Odd clients, and those whose losses are not numbers, are left
+        out.
+    odd
+        Clients that are unlike all others, by name, and what is strange about each.
+    explained
+        Share of what differs between clients that groups and odd clients explain.
+    confidence
+        Agreement of two halves of the networks: 1 if they give the same answer.
+    worth
+        Size of the differences. By how much the mean loss of a client on an untrained network
+        differs from that of all clients, as a root mean square beyond chance; for kind "labels",
+        what knowing the group tells about a label, in nats.
     evidence
-        The measurements as plain values: the `curves` of both lenses, `networks`, `samples`, ...
+        The measurements as plain values: the `curves`, `p_values`, `networks`, `samples`, ...
     """
 
     n_groups: int | None
-    kind: lenses.Kind
+    kind: Kind
     assignment: dict[str, int]
+    odd: dict[str, str]
+    explained: float
+    confidence: float
+    worth: float
     evidence: dict[str, Any]
 
     @property
     def start(self) -> dict[str, int]:
         """Initial groups for `fit(data, ..., start=advice)`, even where no number fits well."""
-        return Findings(self.n_groups, self.kind, self.assignment, self.evidence).proposal[1]
+        return dict(self.evidence["proposed_assignment"]) or self.assignment
 
     @property
     def curves(self) -> Table:
-        """The noise ratio for each number of groups, and the chosen number."""
+        """What each number of groups leaves unexplained, and the chosen number."""
         return evidence.table(self.evidence["curves"])
 
     def picture(self, out: str | Path) -> Path:
-        """Draw the curves of both lenses to a file."""
+        """Draw what each number of groups leaves unexplained to a file."""
         return evidence.picture(self.evidence["curves"], out)
 
     def to_json(self) -> str:
         """The advice and its evidence as JSON."""
-        return json.dumps(no_nan({**asdict(self), "text": str(self)}))
+        content = {**asdict(self), "odd": list(self.odd), "strange": self.odd, "text": str(self)}
+        return json.dumps(no_nan(content))
 
     def __str__(self) -> str:
         return "\n\n".join(_paragraphs(self))
@@ -83,8 +99,7 @@ def advise(
     *,
     model: str | dict[str, Any] | nn.Module | Model | None = None,
     max_groups: int = 10,
-    networks: int = seeded.NETWORKS,
-    threshold: float = lenses.THRESHOLD,
+    networks: int = seeded.MOST_NETWORKS,
     seed: int = 0,
 ) -> Advice:
     """Say whether the clients of a federation should be grouped, before anything is trained.
@@ -99,9 +114,8 @@ def advise(
     max_groups
         The largest number of groups considered.
     networks
-        Number of random networks that every client evaluates.
-    threshold
-        Noise ratio up to which clients count as alike.
+        The largest number of random networks that every client evaluates. 16 are tried first, then
+        twice as many, until two halves of them give the same answer.
     seed
         Seed of the networks.
 
@@ -115,14 +129,7 @@ def advise(
     network = build_model(model, data)
     check_model(network, data)
     return Advice(
-        *survey_clients(
-            data,
-            network,
-            max_groups=max_groups,
-            networks=networks,
-            threshold=threshold,
-            seed=seed,
-        )
+        *survey_clients(data, network, max_groups=max_groups, networks=networks, seed=seed)
     )
 
 
@@ -131,7 +138,10 @@ def advise(
 
 def _paragraphs(advice: Advice) -> list[str]:
     found = advice.evidence
-    parts = [_verdict(advice), evidence.words(found["curves"])]
+    parts = [_verdict(advice)]
+    if advice.odd:
+        parts.append(_odd(advice))
+    parts.append(_sizes(advice))
     samples, classes = found["samples"], found["classes"]
     each = (
         f"{samples['least']} samples each"
@@ -144,9 +154,10 @@ def _paragraphs(advice: Advice) -> list[str]:
         f"random, untrained networks ({found['model']}){apart}."
     )
     parts.append(" ".join([rests, *_doubts(advice)]))
+    times = "one exchange" if found["exchanges"] == 1 else f"{found['exchanges']} exchanges"
     parts.append(
-        f"Cost: one exchange, {megabytes(found['bytes_down'])} to and "
-        f"{megabytes(found['bytes_up'])} from each client. No model was sent and nothing trained."
+        f"Cost: {times}, {megabytes(found['bytes_down'])} to and {megabytes(found['bytes_up'])} "
+        "from each client. No model was sent and nothing trained."
         + (" The server learns the label counts of each client." if classes else "")
     )
     parts.append(
@@ -159,14 +170,15 @@ def _paragraphs(advice: Advice) -> list[str]:
 
 def _verdict(advice: Advice) -> str:
     k, found = advice.n_groups, advice.evidence
-    clients = found["clients"]
+    rest = found["clients"] - len(advice.odd)
+    others = "other clients" if advice.odd else "clients"
     if advice.kind == "one":
         return (
-            f"One model: the {clients} clients differ by no more than chance. Train one model for "
-            'all (method "fedavg").'
+            f"One model: the {rest} {others} differ by no more than chance. Train one model for "
+            'all of them (method "fedavg").'
         )
     if advice.kind == "client by client":
-        if not advice.evidence["proposal"]:
+        if not found["proposal"]:
             return (
                 "Client by client: every client has its own label frequencies, and the clients are "
                 "alike otherwise. There are no groups: train one model for all and personalise it."
@@ -183,8 +195,8 @@ def _verdict(advice: Advice) -> str:
     text = f"{k} groups ({join_words(counts)} clients). "
     if advice.kind == "meaning":
         return text + (
-            "They differ in their inputs, or in what a label means, so one model cannot serve all. "
-            f'Train a model for each group (method "survey", n_groups={k}).'
+            "They differ in their inputs, or in what a label means. Whether they need a model "
+            'each, training will tell: train both ways (methods "survey" and "fedavg") and compare.'
         )
     overlap = found["label_overlap"]
     text += "They differ in how often each label occurs, and in nothing else. "
@@ -199,8 +211,57 @@ def _verdict(advice: Advice) -> str:
     )
 
 
+def _odd(advice: Advice) -> str:
+    """The odd clients, one sentence each."""
+    said = " ".join(f"{name}: {text}." for name, text in list(advice.odd.items())[:10])
+    more = f" And {len(advice.odd) - 10} more." if len(advice.odd) > 10 else ""
+    one = len(advice.odd) == 1
+    head = "1 odd client, unlike" if one else f"{len(advice.odd)} odd clients, each unlike"
+    return (
+        f"{head} all others. {said}{more} Look at the data of {'this client' if one else 'these'}; "
+        f"training keeps {'it' if one else 'them'} apart, with {'a' if one else 'their'} "
+        f"model{'' if one else 's'} of {'its' if one else 'their'} own."
+    )
+
+
+def _sizes(advice: Advice) -> str:
+    """How much of the differences is explained, and how large they are."""
+    found = advice.evidence
+    chance = f"{found['p_values'][-1]:.2g}" if found["p_values"] else "1"
+    if advice.kind == "one" and not advice.odd:
+        return f"Size: no difference between clients is beyond chance (p = {chance})."
+    if advice.kind == "labels":
+        return (
+            f"Size: the groups explain {_share(advice.explained)} of the differences in label "
+            f"frequencies (what is left: p = {chance}). Knowing the group of a row is worth "
+            f"{advice.worth:.2g} nats to a model that sees nothing else of it."
+        )
+    if not found["proposal"] and advice.kind == "client by client":
+        return "Size: only label frequencies differ by more than chance."
+    parts = [f"the {advice.n_groups} groups"] if advice.kind == "meaning" else []
+    one = len(advice.odd) == 1
+    parts += ["the odd client" if one else "the odd clients"] if advice.odd else []
+    who = " and ".join(parts) if parts else "the best division"
+    single = not parts or (parts == ["the odd client"])
+    return (
+        f"Size: {who} explain{'s' if single else ''} "
+        f"{_share(advice.explained)} of what differs between clients "
+        f"(what is left: p = {chance}). The mean loss of a client on an untrained network "
+        f"differs from that of all by about {advice.worth:.2g}, beyond chance."
+    )
+
+
+def _share(part: float) -> str:
+    return f"{100 * min(max(part, 0.0), 1.0):.0f} %"
+
+
 def _doubts(advice: Advice) -> list[str]:
     found, doubts = advice.evidence, []
+    if advice.confidence < 1:
+        doubts.append(
+            f"Two halves of the networks give different answers (agreement {advice.confidence:.2f} "
+            "of 1), so the groups are uncertain."
+        )
     if found["clients"] < FEW:
         doubts.append(f"With fewer than {FEW} clients the number is a guess.")
     if found["samples"]["median"] < 50:

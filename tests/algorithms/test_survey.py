@@ -8,6 +8,7 @@ from coterie import metrics
 from coterie.algorithms import Survey
 from coterie.algorithms.survey import seeded
 from coterie.core import LocalSGD, Model
+from coterie.core.algorithm import grow
 from coterie.core.errors import ConfigError
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import row
@@ -41,43 +42,56 @@ def test_one_group_is_an_answer(federate):
     algorithm = Survey(net(), LOCAL)
     state = surveyed(algorithm, federate(data))
     assert state.assignment.tolist() == [0] * 12
-    conditional, joint = algorithm.curves(state)
-    assert (conditional.chosen, joint.chosen) == (1, 1)
-    assert conditional.decides
+    [curve] = algorithm.curves(state)
+    assert (curve.name, curve.chosen, curve.decides) == ("conditional", 1, True)
+    assert len(algorithm.odd(state)) == 0
 
 
-def test_the_block_by_hand(federate):
-    """A client's answer is the moments of the losses of networks drawn from (seed, r)."""
+def test_the_answer_by_hand(federate):
+    """Counts, means and scatter of the losses of networks drawn from (seed, r), by fold."""
     data = blobs(n_groups=2, clients_per_group=1, n=30, d=4, n_classes=4, unequal=True)
     model, seed = net(torch.float64), seed_key(5)
     fed = federate(data)
     fed.begin(-1)
-    ids, block = seeded.ask(Survey(model, LOCAL), fed, fed.everyone(), seed, 3)
+    ids, answers = seeded.ask(Survey(model, LOCAL), fed, fed.everyone(), seed, 3)
+    counts, mean, scatter = answers["conditional"]
+    assert counts.shape == (2, 4, 4)
+    assert answers["shares"].mean.shape == (2, 4, 1, 4)
+    squares = torch.zeros(4, 3, 3, dtype=torch.float64)
     for i in ids.tolist():
         batch = row(data.gather("train", torch.tensor([i])), 0)
-        for r in range(3):
-            losses = model.losses(model.init(fold(seed, r)), batch)
-            for c in range(4):
-                own = losses[batch.y == c]
-                assert int(block.counts[i, c]) == len(own)
-                if len(own):
-                    assert float(block.mean[i, r, c]) == pytest.approx(float(own.mean()))
-                    deviation = float(own.var(correction=0))
-                    assert float(block.variance[i, r, c]) == pytest.approx(deviation, abs=1e-12)
+        losses = torch.stack([model.losses(model.init(fold(seed, r)), batch) for r in range(3)])
+        shares = torch.zeros(4, dtype=torch.float64)
+        for c in range(4):
+            own = losses[:, batch.mask & (batch.y == c)]
+            size = counts[i, :, c]
+            assert int(size.sum()) == own.shape[1]
+            assert float(size.max() - size.min()) <= 1  # rows of a class are divided evenly
+            total = (size[:, None] * mean[i, :, c]).sum(0)
+            torch.testing.assert_close(total, own.sum(1))
+            # squares within folds: all squares less those of the means
+            squares[c] += own @ own.T - (mean[i, :, c].T * size) @ mean[i, :, c]
+            shares[c] = own.shape[1] / float(batch.mask.sum())
+        of_fold = answers["shares"].counts[i, :, 0]
+        found = (of_fold[:, None] * answers["shares"].mean[i, :, 0]).sum(0) / of_fold.sum()
+        torch.testing.assert_close(found, shares)
+    torch.testing.assert_close(scatter, squares)
 
 
 def test_what_is_sent(federate):
-    # Down a seed and a number, 8 bytes each; up 2 R C + C scalars of 4 bytes; no model.
+    # Down a seed and a number, 8 bytes each. Up, in scalars of 4 bytes: by fold and class a count
+    # and a mean for each network, by class a triangle of scatter; the same of the label shares.
     data = blobs(n_groups=2, clients_per_group=3, n=20, d=4, n_classes=4)
     fed = federate(data)
     surveyed(Survey(net(), LOCAL, networks=5), fed)
+    losses, shares = 4 * 4 * (1 + 5) + 4 * 15, 4 * (1 + 4) + 10
     assert set(fed.traffic.totals) == {("setup", "down"), ("setup", "up")}
     assert fed.traffic.totals["setup", "down"].tolist() == [16] * 6
-    assert fed.traffic.totals["setup", "up"].tolist() == [4 * (2 * 5 * 4 + 4)] * 6
-    # The joint lens alone: sums, and one number of samples.
+    assert fed.traffic.totals["setup", "up"].tolist() == [4 * (losses + shares)] * 6
+    # Without label counts: losses over all classes.
     fed = federate(data)
     surveyed(Survey(net(), LOCAL, networks=5, lens="joint"), fed)
-    assert fed.traffic.totals["setup", "up"].tolist() == [4 * (2 * 5 * 4 + 1)] * 6
+    assert fed.traffic.totals["setup", "up"].tolist() == [4 * (4 * (1 + 5) + 15)] * 6
     # Then a model down, a model and a number of samples up.
     fed, algorithm = federate(data), Survey(net(), LOCAL, networks=5)
     state = surveyed(algorithm, fed)
@@ -86,6 +100,57 @@ def test_what_is_sent(federate):
     model = 4 * sum(leaf[0].numel() for leaf in state.models.values())
     assert fed.traffic.totals["train", "down"].tolist() == [model] * 6
     assert fed.traffic.totals["train", "up"].tolist() == [model + 8] * 6
+
+
+def test_networks_are_doubled_until_halves_agree():
+    clear = blobs(n_groups=2, clients_per_group=5, n=80, d=4, n_classes=4)
+    assert int(surveyed(Survey(net(), LOCAL), Simulation(clear)).networks) == 16
+    assert list(seeded._numbers(64)) == [16, 32, 64]
+    assert list(seeded._numbers(40)) == [16, 32, 40]
+    assert list(seeded._numbers(5)) == [5]
+
+
+def odd_one():
+    """Ten clients alike, and one with other labels."""
+    data = blobs(n_groups=1, clients_per_group=11, n=80, d=4, n_classes=4)
+    batch = data.gather("train", torch.arange(11))
+    ys = [*batch.y]
+    ys[4] = (ys[4] + 1) % 4
+    return from_arrays([*batch.x], ys, n_outputs=4, task="classification", test_fraction=0.0)
+
+
+@pytest.mark.parametrize("known", [{}, {"n_groups": 1}, {"lens": "joint"}])
+def test_an_odd_client_trains_alone(federate, known):
+    data = odd_one()
+    algorithm, fed = Survey(net(), LOCAL, **known), federate(data)
+    state = surveyed(algorithm, fed)
+    assert algorithm.odd(state).tolist() == [4]
+    assert state.assignment.tolist() == [0] * 4 + [1] + [0] * 6
+    fed.begin(0)
+    after, _ = algorithm.step(fed, state)
+    # The group trains as it does without the odd client.
+    others = torch.tensor([i for i in range(11) if i != 4])
+    alone = federate(data.subset(others))
+    without = surveyed(Survey(net(), LOCAL), alone)
+    alone.begin(0)
+    without, _ = Survey(net(), LOCAL).step(alone, without)
+    torch.testing.assert_close(row(after.models, 0), row(without.models, 0))
+    # Members fit; the odd client fits no group and keeps its model.
+    state, found = algorithm.place(fed, after, fed.everyone())
+    assert state.assignment[4] == 1
+    assert found.fits.tolist() == [i != 4 for i in range(11)]
+
+
+def test_a_twin_of_an_odd_client_joins_nobody():
+    # A newcomer like the odd client fits no group: nobody joins an odd client.
+    data = odd_one()
+    algorithm = Survey(net(), LOCAL)
+    state = surveyed(algorithm, Simulation(data))
+    fed = Simulation(data.subset(torch.tensor([4])))
+    fed.begin(0)
+    state = state._replace(assignment=torch.tensor([-1]), odd=torch.tensor([0]))
+    state, found = algorithm.place(fed, state, torch.arange(1))
+    assert (found.group.tolist(), found.fits.tolist()) == ([0], [False])
 
 
 def test_a_given_number_is_kept(federate):
@@ -132,8 +197,7 @@ def test_newcomers_answer_the_same_survey(federate):
     state = surveyed(algorithm, federate(few))
     fed = federate(data)
     fed.begin(1)
-    state = state._replace(assignment=torch.cat([state.assignment, torch.tensor([-1, -1])]))
-    state, found = algorithm.place(fed, state, torch.arange(12))
+    state, found = algorithm.place(fed, grow(state, 12), torch.arange(12))
     assert metrics.adjusted_rand(state.assignment, data.truth) == 1
     assert found.fits.all()
     assert (found.margin > 0.3).all()
@@ -150,7 +214,7 @@ def test_strangers_fit_no_group():
     )  # fmt: skip
     fed = Simulation(strange)
     fed.begin(0)
-    state = state._replace(assignment=torch.tensor([-1, -1]))
+    state = state._replace(assignment=torch.tensor([-1, -1]), odd=torch.tensor([0, 0]))
     _, found = algorithm.place(fed, state, torch.arange(2))
     assert found.fits.tolist() == [False, False]
 

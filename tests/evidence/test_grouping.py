@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from coterie.core.random import seed_key
 from coterie.evidence.grouping import (
-    agreement,
+    Grouping,
+    agree,
     distances,
+    divide,
     find_groups,
     halves,
     settle,
@@ -92,10 +94,29 @@ def test_permuting_clients_permutes_the_answer(seed, order):
 
 def test_halves_of_the_networks_agree_on_clear_groups():
     answers = make(2, [0] * 5 + [1] * 5, apart=2.0, r=8)
-    assert agreement(answers, seed_key(0)) == 1.0
     first, second = halves(answers)
+    assert agree(find_groups(first, seed_key(0)), find_groups(second, seed_key(1))) == 1.0
     assert torch.equal(first.mean, answers.mean[..., [0, 2, 4, 6]])
     assert torch.equal(second.scatter[0], answers.scatter[0][1::2, 1::2])
+
+
+def test_agreement_of_two_answers():
+    def answer(n_groups, *labels):
+        return Grouping(torch.tensor(labels), n_groups, [], 0.0, [])
+
+    two, renamed, one = answer(2, 0, 0, 1, 1), answer(2, 1, 1, 0, 0), answer(1, 0, 0, 0, 0)
+    nobody = answer(None, 0, 1, 1, 0)
+    assert agree(two, renamed) == 1.0
+    assert agree(two, one) == 0.0
+    assert agree(nobody, answer(None, 0, 0, 1, 1)) == 1.0  # both: one by one
+    assert agree(nobody, answer(2, 0, 1, 1, 0)) == 0.0
+    assert 0 < agree(two, answer(3, 0, 0, 1, 2)) < 1
+
+
+def test_a_known_number_of_sets():
+    answers = make(2, [0] * 4 + [1] * 4 + [2] * 4, apart=3.0)
+    assert same_sets(divide(answers, 3), [0] * 4 + [1] * 4 + [2] * 4)
+    assert len(divide(answers, 2).unique()) == 2
 
 
 def test_what_is_strange_about_an_odd_client():

@@ -23,6 +23,8 @@ def test_words():
         "Number of groups: no number up to 4 fits. The joint noise ratio is 7.5 at best; only up "
         "to 1.3 is noise. Nothing fits."
     )
+    bare = {**NONE, "decides": True, "threshold": [], "criterion": "unexplained share"}
+    assert "unexplained share is 7.5 at best. Nothing fits." in evidence.words([bare])
     close = evidence.words([{**CLEAR, "close": [2, 4]}])
     assert "With this number of samples, 3 cannot be told from 2 or 4." in close
 

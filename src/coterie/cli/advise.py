@@ -24,11 +24,8 @@ def advise(
     ] = None,
     max_groups: Annotated[int, typer.Option(help="Largest number of groups considered.")] = 10,
     networks: Annotated[
-        int, typer.Option(help="Number of random networks that every client evaluates.")
-    ] = 16,
-    threshold: Annotated[
-        float, typer.Option(help="Noise ratio up to which clients count as alike.")
-    ] = 1.3,
+        int, typer.Option(help="Largest number of random networks that every client evaluates.")
+    ] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the evidence to this file (PNG, SVG or PDF).")
@@ -40,10 +37,11 @@ def advise(
 ) -> None:
     """Find out before training whether the clients should be grouped.
 
-    Every client evaluates a few random networks, which are never trained. If the losses of two
-    clients differ by more than chance, the clients differ. The advice says whether there are
-    groups, how many, and in what they differ: in inputs or the meaning of labels, in label
-    frequencies only, or client by client. It takes one exchange of a few kilobytes.
+    Every client evaluates a few random networks, which are never trained. What really differs
+    between clients repeats itself in other rows of the same clients; chance does not. The advice
+    says which clients are unlike all others, whether the rest are groups, how many, and in what
+    they differ: in inputs or the meaning of labels, in label frequencies only, or client by
+    client. It takes one to three exchanges of some kilobytes.
 
     Examples:
 
@@ -63,7 +61,6 @@ def advise(
         model=model,
         max_groups=max_groups,
         networks=networks,
-        threshold=threshold,
         seed=seed,
     )
     if picture is not None:

@@ -9,8 +9,7 @@ are one raise the within-group chi-square by
 and the pair with the smallest rise is merged first: Ward's criterion with a weight for every entry.
 The chi-square left at k groups, over its degrees of freedom, is the *noise ratio*: 1 where clients
 of a group differ by noise alone. The smallest k that gets there is the number of groups, and k = 1
-is as good an answer as any other. With few clients, or columns that all say the same, the ratio
-differs from 1 by chance; how much is computed from the correlations between columns.
+is as good an answer as any other.
 """
 
 from collections.abc import Sequence
@@ -29,12 +28,7 @@ CLIFF = 1.5
 """Fall of the noise ratio from k - 1 to k groups from which on k is clear: true numbers of groups
 fell by 1.6 and more in 27 of 28 measured runs."""
 
-SURE = 1.64
-"""Deviations of chance that the ratio may lie above 1: of homogeneous sets one in twenty does."""
-
 TREE_ROWS = 5_000  # 1.25e7 pairs, and a few seconds
-
-MANY = 500  # rows from which on chance is too small to matter
 
 STRANGERS = 1e300  # cost of a pair without a common column: merged last, and then for nothing
 
@@ -71,45 +65,6 @@ class Ward(NamedTuple):
         nearest = cost.argmin(1)
         nearest[self.rows] = labels
         return relabel(nearest)
-
-    def thresholds(self, limit: int, least: float) -> tuple[float, ...]:
-        """What the ratio may be at 1, 2, ..., limit groups: `least`, or more where chance does.
-
-        >>> few = weighted_ward(torch.tensor([[0.0], [1.0], [2.0]]), torch.ones(3, 1))
-        >>> [round(value, 2) for value in few.thresholds(2, 1.3)]  # 1 + 1.64 sqrt(2 / (3 - k))
-        [2.64, 3.32]
-        """
-        ks = range(1, max(1, min(limit, len(self.rows) - 1)) + 1)
-        if len(self.rows) > MANY:
-            return (least,) * len(ks)
-        return tuple(max(least, 1 + SURE * self.chance(k)) for k in ks)
-
-    def chance(self, k: int) -> float:
-        """Deviation of the ratio at k groups where rows of a group differ by noise alone.
-
-        It depends on the correlations between columns, which are read off what is left within
-        groups: with A = sum over rows of the products of two columns and f common degrees of
-        freedom, (A_de^2 - A_dd A_ee / f) / ((f - 1) (f + 2)) has the squared correlation for its
-        expectation (Srivastava 2005). Each counts 2 f in the variance of the chi-square.
-        """
-        used = self.weight.any(0)
-        x, weight = self.x[self.rows][:, used], self.weight[self.rows][:, used]
-        labels = relabel(self.labels(k)[self.rows])
-        mean, total = pooled(x, weight, labels)
-        left = weight.sqrt() * (x - mean[labels])  # [s, d]
-        here, there = (weight > 0).double(), (total > 0).double()
-        free = here.mT @ here - there.mT @ there  # [d, d]
-        products = left.mT @ left
-        own = products.diagonal()
-        squares = products.square() - own[:, None] * own / free.clamp(min=1)
-        squares = squares / ((free - 1) * (free + 2)).clamp(min=1)
-        chi, freedom = float(own.sum()), float(free.diagonal().sum())
-        if chi <= 0 or freedom <= 0:
-            return 0.0
-        unit = (chi / freedom) ** 2  # of one column's variance, squared
-        squares = torch.where(free >= 2, squares, 0.0).fill_diagonal_(unit)
-        variance = 2 * float((free.clamp(min=0) * squares).sum()) / unit
-        return float(max(variance, 2 * freedom) ** 0.5 / freedom)
 
 
 def weighted_ward(x: Tensor, weight: Tensor) -> Ward:
@@ -287,8 +242,7 @@ def choose_by_noise(ratio: Tensor, limit: int, threshold: float | Sequence[float
     ----------
     ratio : shape [m], of k = 1, 2, ..., m groups.
     limit : the largest number considered; at most m - 1, where there is something left to compare.
-    threshold : 1.3 for seeded networks, 2.5 for losses of trained ones, 1.5 for held-out losses; or
-        one for each number of groups (`Ward.thresholds`).
+    threshold : 2.5 for losses of trained networks; or one for each number of groups.
 
     Examples
     --------

@@ -114,6 +114,10 @@ class Algorithm(ABC):
         """Evidence for the number of groups; empty if the method did not choose the number."""
         return []
 
+    def odd(self, state: Any) -> Ids:
+        """Clients that are unlike all others and are trained alone; none by default."""
+        return torch.zeros(0, dtype=torch.int64)
+
     def profiles(self, state: Any) -> Tensor | None:
         """Mean losses of each group's members on each group's model, [k, k], nan where unknown."""
         return None

@@ -83,9 +83,7 @@ def find_groups(
     one = torch.zeros(m, dtype=torch.int64)
     if m < 2:
         return Grouping(one, m, [], 0.0, [])
-    weight = answers.counts.sum(1)  # [m, c]
-    sharp = in_units(answers, noise_units(answers, torch.arange(m), ridge))
-    centre = (answers.counts[..., None] * sharp).sum(1) / weight.clamp(min=1)[..., None]
+    centre, weight = _sharp(answers, ridge)
     cuts = ward(centre, weight)
     flat = in_units(answers, noise_units(answers, one, ridge))
     all_of_it = remaining(flat, answers.counts, one)
@@ -109,6 +107,14 @@ def find_groups(
     explained = steps[-1].explained
     accepted = fine or (n_groups <= max_groups and explained >= EXPLAINED)
     return Grouping(labels, n_groups if accepted else None, odd, explained, steps)
+
+
+def _sharp(answers: Summary, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+    """Mean losses of clients in units of the noise within clients, and the rows behind them."""
+    weight = answers.counts.sum(1)  # [m, c]
+    x = in_units(answers, noise_units(answers, torch.arange(len(weight)), ridge))
+    mean = (answers.counts[..., None] * x).sum(1) / weight.clamp(min=1)[..., None]
+    return mean, weight
 
 
 def ward(x: Tensor, weight: Tensor) -> list[Tensor]:
@@ -183,13 +189,74 @@ def settle(x: Tensor, weight: Tensor, labels: Tensor, rounds: int = 20) -> Tenso
     return labels
 
 
-def agreement(answers: Summary, key: Tensor, max_groups: int = 10) -> float:
-    """Adjusted Rand index of what two halves of the networks say: 1 if they say the same."""
-    first, second = (
-        find_groups(part, fold(key, name), max_groups)
-        for name, part in zip("ab", halves(answers), strict=True)
-    )
-    return float(adjusted_rand_score(first.labels.numpy(), second.labels.numpy()))
+def divide(answers: Summary, k: int) -> Tensor:
+    """Labels of a known number of sets."""
+    m = len(answers.counts)
+    x, weight = _sharp(answers)
+    return settle(x, weight, ward(x, weight)[min(k, m)])
+
+
+def agree(first: Grouping, second: Grouping) -> float:
+    """How far two answers are the same, 0 to 1: the adjusted Rand index of their sets.
+
+    Two answers "the clients differ one by one" are the same, whatever sets they propose.
+    """
+    if first.n_groups is None and second.n_groups is None:
+        return 1.0
+    if first.n_groups is None or second.n_groups is None:
+        return 0.0
+    a, b = first.labels, second.labels
+    if bool(((a[:, None] == a) == (b[:, None] == b)).all()):
+        return 1.0
+    return max(0.0, float(adjusted_rand_score(a.numpy(), b.numpy())))
+
+
+def effect(answers: Summary) -> float:
+    """How far mean losses of a client and class lie from those of all, as a root mean square.
+
+    It is in units of the loss. Only what repeats itself in other folds counts, so that noise adds
+    nothing on average; 0 if chance makes the mean square negative.
+
+    Examples
+    --------
+    Two clients at 1 and 3, in both folds:
+
+    >>> mean = torch.tensor([1.0, 1.0, 3.0, 3.0], dtype=torch.float64).reshape(2, 2, 1, 1)
+    >>> effect(Summary(torch.ones(2, 2, 1).double(), mean, torch.zeros(1, 1, 1).double()))
+    1.0
+    """
+    one = torch.zeros(len(answers.counts), dtype=torch.int64)
+    r, there = residuals(answers.mean, answers.counts, one)
+    root = torch.where(there, answers.counts, 0.0).sqrt()  # [m, f, c]
+    pairs = float((root.sum(1).square() - root.square().sum(1)).sum()) * r.shape[-1]
+    return max(0.0, float(repeated(r).sum()) / pairs) ** 0.5 if pairs > 0 else 0.0
+
+
+def information(shares: Summary, labels: Tensor) -> float:
+    """What knowing the group tells about a row's class, in nats: their mutual information.
+
+    Parameters
+    ----------
+    shares
+        Answers about the share of each class.
+    labels
+        Group of each client, 0 .. k - 1. [m]
+
+    Examples
+    --------
+    Two clients with one class each: the group tells it, which is worth log 2.
+
+    >>> mean = torch.eye(2).double().reshape(2, 1, 1, 2)
+    >>> answers = Summary(torch.ones(2, 1, 1).double(), mean, torch.zeros(1, 2, 2).double())
+    >>> round(information(answers, torch.tensor([0, 1])), 4)
+    0.6931
+    """
+    table = (shares.counts[..., None] * shares.mean).sum((1, 2))  # [m, classes]
+    table = torch.nn.functional.one_hot(labels).double().T @ table
+    table = table / table.sum().clamp(min=1e-300)
+    expected = table.sum(1, keepdim=True) * table.sum(0)
+    ratio = torch.where(table > 0, table / expected.clamp(min=1e-300), 1.0)
+    return float((table * ratio.log()).sum())
 
 
 def halves(answers: Summary) -> tuple[Summary, Summary]:

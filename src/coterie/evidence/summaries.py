@@ -130,6 +130,42 @@ def share_rows(label: Tensor, unit: Tensor, mask: Tensor, n_classes: int) -> Row
     return Rows(values, torch.zeros_like(label).long(), unit, mask)
 
 
+def select(answers: Summary, ids: Tensor) -> Summary:
+    """The answers of some clients; of the summed scatter, the part of each class by its rows.
+
+    >>> counts = torch.tensor([[[3.0]], [[1.0]]])
+    >>> answers = Summary(counts, torch.zeros(2, 1, 1, 1), torch.tensor([[[8.0]]]))
+    >>> select(answers, torch.tensor([0])).scatter
+    tensor([[[6.]]])
+    """
+    counts = answers.counts[ids]
+    share = counts.sum((0, 1)) / answers.counts.sum((0, 1)).clamp(min=1)  # [c]
+    return Summary(counts, answers.mean[ids], share[:, None, None] * answers.scatter)
+
+
+def pack(scatter: Tensor) -> Tensor:
+    """The lower triangles of symmetric matrices, row by row: [..., r, r] to [..., r (r + 1) / 2].
+
+    >>> pack(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))
+    tensor([1., 2., 3.])
+    """
+    low = torch.tril_indices(*scatter.shape[-2:], device=scatter.device)
+    return scatter[..., low[0], low[1]]
+
+
+def unpack(packed: Tensor, r: int) -> Tensor:
+    """The inverse of `pack`.
+
+    >>> unpack(torch.tensor([1.0, 2.0, 3.0]), 2)
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
+    low = torch.tril_indices(r, r)
+    out = packed.new_zeros(*packed.shape[:-1], r, r)
+    out[..., low[0], low[1]] = out[..., low[1], low[0]] = packed
+    return out
+
+
 def number_distinct(*columns: Tensor) -> Tensor:
     """A number for each row, the same for rows that are equal in every column: [n].
 

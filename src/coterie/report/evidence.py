@@ -20,7 +20,8 @@ Line = Mapping[str, Any]
 
 TITLES = {
     "conditional": "Losses within each class",
-    "joint": "Losses with label shares",
+    "joint": "Losses of all rows",
+    "shares": "Shares of the labels",
     "losses": "Losses on trained models",
     "components": "Components",
 }
@@ -62,11 +63,12 @@ def words(curves: Sequence[Line]) -> str:
     chosen, criterion = line["chosen"], f"{line['name']} {line['criterion']}"
     if chosen is None:
         least = min(value for value in values.values() if value is not None)
-        noise = max(line["threshold"], default=1.0)
         text = (
             f"Number of groups: no number up to {line['ks'][-1]} fits. The {criterion} is "
-            f"{least:.3g} at best; only up to {noise:.2g} is noise."
+            f"{least:.3g} at best"
         )
+        noise = max(line["threshold"], default=None)
+        text += "." if noise is None else f"; only up to {noise:.2g} is noise."
     else:
         fewer = values.get(chosen - 1)
         beside = "" if fewer is None else f" and {fewer:.4g} with {chosen - 1}"

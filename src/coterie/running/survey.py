@@ -1,7 +1,7 @@
 """A survey of the clients before training: are there groups, how many, and who belongs where?
 
 Every client evaluates a few networks that are drawn from a seed and never trained, and reports its
-losses class by class. One exchange, no model sent, nothing trained.
+mean losses by fold and class. A few exchanges, no model sent, nothing trained.
 """
 
 from typing import Any, NamedTuple
@@ -10,22 +10,30 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.survey import Survey, seeded
-from coterie.clustering import lenses
-from coterie.clustering.lenses import Block, Look
+from coterie.algorithms.survey.seeded import Kind, Seen
+from coterie.clustering.labels import relabel
 from coterie.core.errors import DataError
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.data import FederatedData
 from coterie.engines.simulation import Simulation
+from coterie.evidence.grouping import strange_classes
 from coterie.running.folder import no_nan
+
+FAR = 3.0
+"""Standard deviations of chance from which on a class is named as strange."""
 
 
 class Findings(NamedTuple):
     """What a survey found."""
 
     n_groups: int | None  # None: no number of groups describes the clients
-    kind: lenses.Kind  # "one", "meaning", "labels" or "client by client"
-    assignment: dict[str, int]  # group of each client, by name
+    kind: Kind  # "one", "meaning", "labels" or "client by client"
+    assignment: dict[str, int]  # group of each client, by name; odd clients have none
+    odd: dict[str, str]  # clients that are unlike all others, and what is strange about them
+    explained: float  # share of what differs between clients that groups and odd clients explain
+    confidence: float  # 1: two halves of the networks say the same
+    worth: float  # size of the differences, in units of the loss
     evidence: dict[str, Any]  # as plain values
 
     @property
@@ -41,65 +49,88 @@ def survey_clients(
     model: Model,
     *,
     max_groups: int = 10,
-    networks: int = seeded.NETWORKS,
-    threshold: float = lenses.THRESHOLD,
+    networks: int = seeded.MOST_NETWORKS,
     seed: int = 0,
 ) -> Findings:
     """Look for groups with untrained networks; the options are those of `coterie.advise`."""
     if len(data) < 2:
         raise DataError(f"advise: there must be at least two clients to compare. Got {len(data)}.")
     local = LocalSGD(batch_size=32)  # never used: nothing is trained
-    method = Survey(
-        model, local, max_groups=max_groups, networks=max(networks, 1), threshold=threshold
-    )
+    method = Survey(model, local, max_groups=max_groups, networks=max(networks, 2))
     fed = Simulation(data, seed)
     fed.begin(-1)
-    ids, block = seeded.ask(method, fed, fed.everyone(), fed.key("survey"), method.networks)
-    if block is None:
+    ids, seen = seeded.look(
+        method, fed, fed.everyone(), fed.key("survey"), max_groups, most_networks=method.networks
+    )
+    if seen is None:
         raise DataError(
             "advise: at least one client must have a loss that is a number. None has. Look for nan "
             "in the data."
         )
-    seen = lenses.look(seeded.views(block, model), max_groups, threshold)
     names = [data.names[i] for i in ids.tolist()]
-    stray = seen.loose and seen.k != 1  # no number fits: every client is a group of its own
-    label = torch.arange(len(ids)) if stray else seen.labels
+    stray = seen.n_groups is None  # no number fits: every client is a group of its own
+    stays = (~seen.odd).nonzero()[:, 0].tolist()
+    labels = relabel(seen.labels[stays]).tolist()  # by first member, as the user lists them
+    groups = {names[i]: label for i, label in zip(stays, labels, strict=True)}
+    chances = [seeded.p_value(torch.tensor(step.test[:3])) for step in seen.steps]
+    steps = seeded.keep_steps(seen.steps)
+    shown = steps, seen.statistic, seen.kind, seen.n_groups, int(seen.odd.sum())
     found = {
-        "curves": [curve._asdict() for curve in _curves(seen)],
-        "loose": seen.loose,
-        "proposal": seen.k if stray else None,
-        "proposed_assignment": dict(zip(names, seen.labels.tolist(), strict=True)) if stray else {},
-        "label_overlap": _overlap(block, seen.labels) if seen.kind == "labels" else None,
-        "networks": method.networks,
+        "curves": [seeded.curve(*shown)._asdict()] if len(steps) else [],
+        "p_values": chances,
+        "proposal": seen.used if stray else None,
+        "proposed_assignment": groups if stray else {},
+        "label_overlap": _overlap(seen) if seen.kind == "labels" else None,
+        "networks": seen.networks,
+        "exchanges": seen.exchanges,
         "model": model.title,
-        "threshold": threshold,
         "max_groups": max_groups,
         "clients": len(ids),
         "set_aside": sorted(set(data.names) - set(names)),
         "samples": _range(data.sizes("train")[ids]),
-        "classes": block.counts.shape[1] if isinstance(block, Block) else None,
+        "classes": seen.classes,
         "bytes_down": _per_client(fed, "down"),
         "bytes_up": _per_client(fed, "up"),
     }
     return Findings(
-        None if stray else seen.k,
+        seen.n_groups,
         seen.kind,
-        dict(zip(names, label.tolist(), strict=True)),
+        {name: number for number, name in enumerate(names)} if stray else groups,
+        describe_odd(seen, names, data.classes),
+        seen.explained,
+        seen.confidence,
+        seen.worth,
         no_nan(found),
     )
 
 
-def _curves(seen: Look) -> list[Any]:
-    width = max(len(choice.ratio) for choice in seen.choices.values())
-    return lenses.evidence(lenses.curves(seen, width), seen.kind, seen.lens)
+def describe_odd(seen: Seen, names: list[str], classes: tuple[str, ...] | None) -> dict[str, str]:
+    """What is strange about each odd client, in a sentence."""
+    said = {}
+    for client in seen.odd.nonzero()[:, 0].tolist():
+        away = strange_classes(seen.losses, seen.labels, client)  # [c]
+        far = [int(c) for c in away.argsort(descending=True) if away[c] >= FAR]
+        most = float(away.max())
+        if len(away) == 1 or not far:
+            said[names[client]] = (
+                f"its losses are unlike those of any group ({most:.0f} standard deviations of "
+                "chance)"
+            )
+            continue
+        called = [classes[c] if classes else str(c) for c in far[:5]]
+        more = f" and {len(far) - 5} more" if len(far) > 5 else ""
+        said[names[client]] = (
+            f"its rows of class {', '.join(called)}{more} are unlike those of the nearest group "
+            f"(up to {most:.0f} standard deviations of chance)"
+        )
+    return said
 
 
-def _overlap(block: seeded.Answers, labels: Tensor) -> float | None:
+def _overlap(seen: Seen) -> float:
     """Mean over pairs of groups of what their label shares have in common: 0 nothing, 1 all."""
-    if not isinstance(block, Block):
-        return None
-    counts = torch.zeros(int(labels.max()) + 1, block.counts.shape[1], dtype=torch.float64)
-    counts.index_add_(0, labels, block.counts)
+    table = (seen.summary.counts[..., None] * seen.summary.mean).sum((1, 2))  # [m, classes]
+    counts = torch.zeros(seen.used, table.shape[1], dtype=torch.float64)
+    counts.index_add_(0, seen.labels[~seen.odd], table[~seen.odd])
     share = counts / counts.sum(1, keepdim=True)
     common = torch.minimum(share[:, None], share[None]).sum(2)  # [k, k]
     pairs = common[torch.triu(torch.ones_like(common), 1) > 0]

@@ -51,8 +51,10 @@ def identities(seed: int, clients: int, rounds: int, start: str) -> list[float]:
         state = state._replace(shared=shared, models=models)
     if start == STARTS[2]:
         method = Survey(algorithm.model, algorithm.local)
-        ids, seen = seeded.survey(method, fed, fed.everyone(), algorithm.n_groups, 4)
-        fed.start = fed.per_client(-1).index_copy(0, ids, seen.labels)
+        ids, seen = seeded.look(
+            method, fed, fed.everyone(), fed.key("survey"), 4, algorithm.n_groups
+        )
+        fed.start = fed.per_client(-1).index_copy(0, ids, seen.labels.masked_fill(seen.odd, -1))
     fed.commit()
     return [
         metrics.identity_accuracy(after.assignment, ready.data.truth)

@@ -30,7 +30,6 @@ from torch import Tensor
 from coterie import metrics
 from coterie.algorithms import IFCA
 from coterie.algorithms.survey import Survey, seeded
-from coterie.clustering import lenses
 from coterie.core.algorithm import Algorithm
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
@@ -134,7 +133,7 @@ def images(name: str, case: str, size: str, seed: int) -> FederatedData:
 
 
 def look(
-    data: FederatedData, net: str | dict[str, Any], seed: int, networks: int = 16,
+    data: FederatedData, net: str | dict[str, Any], seed: int, networks: int = seeded.MOST_NETWORKS,
     max_groups: int = 15,
 ) -> dict[str, Any]:  # fmt: skip
     """Run one survey: its answer, how right it is, and its time."""
@@ -148,30 +147,23 @@ def look(
     fed = Simulation(data, seed)
     fed.begin(-1)
     began = time.process_time()
-    ids, block = seeded.ask(method, fed, fed.everyone(), fed.key("survey"), networks)
-    assert block is not None
-    seen = lenses.look(seeded.views(block, model), max_groups, method.threshold)
+    ids, seen = seeded.look(
+        method, fed, fed.everyone(), fed.key("survey"), max_groups, most_networks=networks
+    )
+    assert seen is not None
     seconds = time.process_time() - began
     k = 0 if data.truth is None else int(data.truth.max()) + 1
-    line: dict[str, Any] = {
-        "kind": seen.kind, "k": seen.k, "loose": seen.loose, "lens": seen.lens,
+    return {
+        "kind": seen.kind, "k": seen.n_groups, "statistic": seen.statistic,
+        "odd": int(seen.odd.sum()), "networks": seen.networks,
+        "explained": round(seen.explained, 3), "confidence": round(seen.confidence, 3),
+        "worth": round(seen.worth, 4),
         "ari": None if k < 2 else float(metrics.adjusted_rand(seen.labels, data.truth[ids])),
         "seconds": round(seconds, 2), "clients": len(ids),
         "up": int(fed.traffic.totals["setup", "up"][0]),
         "down": int(fed.traffic.totals["setup", "down"][0]),
         "parameters": sum(leaf.numel() for leaf in model.init(torch.tensor(0)).values()),
     }  # fmt: skip
-    for lens, choice in seen.choices.items():
-        curve = choice.ratio
-        line[lens] = {
-            "k": choice.k, "clear": choice.clear, "close": list(choice.close),
-            "ratio": [round(v, 3) for v in curve],
-            "threshold": [round(v, 3) for v in choice.threshold],
-        }  # fmt: skip
-        if k > 1:
-            tree = lenses.weighted_ward(*seeded.views(block, model)[lens][:2])
-            line[lens]["ari_given"] = float(metrics.adjusted_rand(tree.labels(k), data.truth[ids]))
-    return line
 
 
 def is_right(line: dict[str, Any], kind: str, k: int) -> bool:
@@ -195,7 +187,7 @@ def newcomers(name: str, case: str, seed: int) -> dict[str, Any]:
     assert data.truth is not None
     meaning = {g: int(data.truth[state.assignment == g].mode().values)
                for g in state.assignment.unique().tolist()}  # fmt: skip
-    line: dict[str, Any] = {"k": len(meaning), "worst": round(float(state.known.worst), 2)}
+    line: dict[str, Any] = {"k": len(meaning)}
     per_group = CASES[case][1]
     for size in ("50", "100", "500"):
         fresh = images(name, case, size, seed + 500)
@@ -243,7 +235,8 @@ def weigh_strangers(method: Algorithm, state: Any, data: FederatedData) -> Any:
     fed = Simulation(data, 0)
     fed.begin(0)
     nobody = torch.full((len(data),), -1)
-    _, found = method.place(fed, state._replace(assignment=nobody), torch.arange(len(data)))
+    state = state._replace(assignment=nobody, odd=torch.zeros(len(data)))
+    _, found = method.place(fed, state, torch.arange(len(data)))
     return found
 
 
@@ -290,8 +283,9 @@ def ifca(first: str, seed: int) -> dict[str, Any]:
     fed = Simulation(data, seed)
     if first == "survey":
         fed.begin(-1)
-        ids, seen = seeded.survey(Survey(model, local), fed, fed.everyone(), 4, 4)
-        fed.start = fed.per_client(-1).index_copy(0, ids, seen.labels)
+        method = Survey(model, local)
+        ids, seen = seeded.look(method, fed, fed.everyone(), fed.key("survey"), 4, 4)
+        fed.start = fed.per_client(-1).index_copy(0, ids, seen.labels.masked_fill(seen.odd, -1))
     for state, _ in run(IFCA(model, local, n_groups=4), fed, 5):
         ari = float(metrics.adjusted_rand(state.assignment, data.truth))
     return {"ari": ari}
@@ -395,7 +389,7 @@ def report(kept: dict[str, Any], chosen: dict[str, Any]) -> None:
         elif seeds:
             lines.append([name, *summarise_answers(seeds, kind, k)])
     if lines:
-        names = ["case", "kind, K, groups right", "ARI", "ARI, K given", "least", "says"]
+        names = ["case", "kind, K, groups right", "ARI", "least", "says"]
         table("Before training", [*names, "seconds, most"], lines)
     if later:
         table("IFCA, five rounds", ["first round by", "groups right", "ARI", "least"], later)
@@ -407,13 +401,12 @@ def report(kept: dict[str, Any], chosen: dict[str, Any]) -> None:
 def summarise_answers(seeds: list[dict[str, Any]], kind: str, k: int) -> list[Any]:
     """Summarise the answers: how often they were right, the ARI, and all answers."""
     right = sum(is_right(line, kind, k) for line in seeds)
-    words = [f"{line['kind']} {'-' if line['loose'] else line['k']}" for line in seeds]
+    words = [f"{line['kind']} {line['k'] or '-'}" for line in seeds]
     counts = [f"{word}: {words.count(word)};" for word in sorted(set(words))]
     aris = [line["ari"] for line in seeds if line["ari"] is not None]
-    given = [line[line["lens"]]["ari_given"] for line in seeds if "ari_given" in line[line["lens"]]]
-    means = [sum(values) / len(values) if values else None for values in (aris, given)]
+    mean = sum(aris) / len(aris) if aris else None
     seconds = max(line["seconds"] for line in seeds)
-    return [f"{right}/{len(seeds)}", *means, min(given, default=None), counts, seconds]
+    return [f"{right}/{len(seeds)}", mean, min(aris, default=None), counts, seconds]
 
 
 def summarise_places(seeds: list[dict[str, Any]]) -> list[list[str]]:

@@ -27,7 +27,7 @@ from coterie.algorithms import common
 from coterie.algorithms.census.accumulate import append, cliff, noise_units
 from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
-from coterie.algorithms.survey.seeded import survey
+from coterie.algorithms.survey.seeded import columns, look
 from coterie.clustering.evidence import REFUSAL, Reference, no_reference, reference, weigh
 from coterie.clustering.matching import clean_losses
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, grow, register
@@ -181,12 +181,11 @@ class Census(Algorithm):
         if fed.start is not None:
             group = common.follow_start(fed, cohort, group, most)
         elif self.first == "survey":
-            heard, seen = survey(self, fed, cohort, self.n_groups, most)
+            heard, seen = look(self, fed, cohort, fed.key("survey"), most, self.n_groups)
             if seen is not None:
-                x, weight = seen.view.x, seen.view.weight
-                units, counts = append(state.units, state.counts, heard, x, weight)
+                units, counts = append(state.units, state.counts, heard, *columns(seen))
                 state = state._replace(units=units, counts=counts)
-                group = group % seen.k  # of clients that did not answer
+                group = group % seen.used  # of clients that did not answer
                 group[torch.isin(cohort, heard)] = seen.labels
         places = common.count_repeats(state.assignment, state.repeats, cohort, group, False)
         return state._replace(assignment=places[0], repeats=places[1])

@@ -1,52 +1,56 @@
 """Survey: groups before any training, then one model per group.
 
 Every client evaluates a few networks that are drawn from a common seed and never trained, and sends
-its losses class by class; no model is sent. From this one exchange the server decides whether there
-are groups, of what kind, and how many; one group is a possible answer. Then each group trains a
-model by averaging.
+its mean losses by fold and class; no model is sent. From this the server decides which clients are
+unlike all others, and whether the rest are groups, of what kind, and how many; one group is a
+possible answer. Then each group trains a model by averaging, and each odd client trains alone.
 
 References
 ----------
 A method of this package. It averages as FedAvg does: McMahan et al., AISTATS 2017.
 
-Formulas: `seeded.py` (the exchange), `clustering/lenses.py` (losses in units of noise),
-`clustering/noise.py` (clustering and number of groups).
+Formulas: `seeded.py` (the exchange), `evidence/replication.py` (what differs by more than chance),
+`evidence/grouping.py` (number of groups, odd clients), `evidence/placing.py` (newcomers).
 
 Notes
 -----
 Random networks see coarse differences. Groups that differ in a subtle function of the inputs may
 need trained networks: use `census`. Counts and losses per class tell the server each client's label
-shares; `lens="joint"` hides the counts in part.
+shares; `lens="joint"` keeps them on the client. If the model has a head, odd clients help to train
+the part that all share.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import common
 from coterie.algorithms.survey import seeded
-from coterie.clustering import lenses
-from coterie.clustering.lenses import KINDS, LENSES, Scale, View, Yardstick
-from coterie.core.algorithm import Algorithm, Curve, Evidence, Info, PerClient, register
+from coterie.algorithms.survey.seeded import KINDS, STATISTICS, Seen
+from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, task
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put
+from coterie.evidence.placing import Groups
 
 
 class State(NamedTuple):
     shared: Params  # what all groups share; empty without a head
-    models: Params  # [k, ...]
-    assignment: PerClient  # [clients]  group of each client, -1 until it has answered
+    models: Params  # [k + odd clients, ...]
+    assignment: PerClient  # [clients]  model of each client, -1 until it has answered
+    odd: Annotated[Tensor, Fill(0)]  # [clients]  1: unlike all others, with a model of its own
     seed: Tensor  # of the networks that newcomers are asked about, too
+    networks: Tensor  # their number
     kind: Tensor  # position in KINDS; -1: no client has answered
-    lens: Tensor  # position in LENSES
-    curves: Tensor  # [2, 2, max_groups]  noise ratio and threshold through each lens, or nan
-    known: Yardstick  # the groups, by which newcomers are placed
+    statistic: Tensor  # position in STATISTICS: what the groups were read from
+    chosen: Tensor  # number of groups; -1: no number describes the clients
+    steps: Tensor  # [j, 5]  see `seeded.keep_steps`
+    known: Groups  # the groups, in which newcomers are placed
 
 
 @register("survey")
@@ -65,14 +69,12 @@ class Survey(Algorithm):
     max_groups
         An upper bound on the number of groups if it is unknown; one group is a possible answer.
     networks
-        Number of seeded networks, R: 2 are enough on MNIST, 16 leave room for other data.
-    threshold
-        Noise ratio up to which clients count as one group; larger where chance alone exceeds it.
-        On MNIST true groups were at .87-1.32, one group too few at 1.6 (n = 100) to 220. Raise it
-        where clients differ a little one by one, as cameras do.
+        The largest number of seeded networks. A survey begins with 16 and doubles them until two
+        halves of them show the same groups.
     lens
-        Which differences count. "auto" takes the conditional lens if it shows groups, else the
-        joint one; "conditional" never groups by label shares; "joint" does not send counts.
+        Which differences count. "auto" compares losses within each class and, if they show no
+        groups, label shares; "conditional" never groups by label shares; "joint" compares losses
+        over all classes together, so that no label counts are sent.
     """
 
     starts: ClassVar[bool] = True
@@ -80,58 +82,60 @@ class Survey(Algorithm):
     local: LocalSGD
     n_groups: Annotated[int, Ge(1)] | None = None
     max_groups: Annotated[int, Ge(1)] = 10
-    networks: Annotated[int, Ge(1)] = seeded.NETWORKS
-    threshold: Annotated[float, Gt(0)] = lenses.THRESHOLD
+    networks: Annotated[int, Ge(2)] = seeded.MOST_NETWORKS
     lens: seeded.Lens = "auto"
 
     def init(self, fed: Federation) -> State:
         start = State(
             *common.draw_models(self.model, fed.key("models"), 1),
             assignment=fed.per_client(-1),
+            odd=fed.per_client(0),
             seed=fed.key("survey"),
+            networks=torch.tensor(0),
             kind=torch.tensor(-1),
-            lens=torch.tensor(-1),
-            curves=lenses.no_curves(self.most),
-            known=lenses.no_yardstick(),
+            statistic=torch.tensor(-1),
+            chosen=torch.tensor(-1),
+            steps=seeded.keep_steps([]),
+            known=seeded.no_groups(),
         )
         return self.divide(fed, start)
 
-    @property
-    def most(self) -> int:
-        return max(self.max_groups, self.n_groups or 1)
-
     def divide(self, fed: Federation, state: State) -> State:
         """Ask all clients, and group those that answer; unchanged if none does."""
-        ids, block = self.ask(fed, state, fed.everyone())
-        if block is None:
+        most = max(self.max_groups, self.n_groups or 1)
+        asked = fed.everyone(), state.seed, most, self.n_groups, self.lens, self.networks
+        ids, seen = seeded.look(self, fed, *asked)
+        if seen is None:
             return state
-        views = seeded.views(block, self.model, self.lens)
-        seen = lenses.look(views, self.most, self.threshold, self.n_groups)
-        group = seeded.number_groups(fed, ids, seen.labels)
         if fed.start is not None:
-            group = self.follow_start(fed, ids, seen.view, group)
-        shared, models = common.draw_models(self.model, fed.key("models"), int(group.max()) + 1)
+            seen = self.follow_start(fed, ids, seen)
+        n_models = int(seen.labels.max()) + 1
+        shared, models = common.draw_models(self.model, fed.key("models"), n_models)
         return state._replace(
             shared=shared,
             models=models,
-            assignment=put(state.assignment, ids, group),
+            assignment=put(state.assignment, ids, seen.labels),
+            odd=put(state.odd, ids, seen.odd.to(state.odd)),
+            networks=torch.tensor(seen.networks),
             kind=torch.tensor(KINDS.index(seen.kind)),
-            lens=torch.tensor(LENSES.index(seen.lens)),
-            curves=lenses.curves(seen, self.most),
-            known=lenses.yardstick(seen.view, group),
+            statistic=torch.tensor(STATISTICS.index(seen.statistic)),
+            chosen=torch.tensor(-1 if seen.n_groups is None else seen.n_groups),
+            steps=seeded.keep_steps(seen.steps),
+            known=seeded.keep_groups(seen.summary, seen.labels, seen.odd),
         )
 
-    def follow_start(self, fed: Federation, ids: Ids, view: View, group: Tensor) -> Tensor:
-        """The groups given to the run; unlisted clients join the nearest of them."""
+    def follow_start(self, fed: Federation, ids: Ids, seen: Seen) -> Seen:
+        """The groups given to the run; unlisted clients join the nearest of them, or are odd."""
         most = self.n_groups or self.max_groups
         given = common.follow_start(fed, ids, torch.full_like(ids, -1), most)
         listed = given >= 0
         if not bool(listed.any()):
-            return group
-        known = lenses.yardstick(
-            view._replace(x=view.x[listed], weight=view.weight[listed]), given[listed]
-        )
-        return torch.where(listed, given, lenses.weigh(known, view)[0])
+            return seen
+        known = seeded.keep_groups(seen.summary, given, ~listed)
+        labels = torch.where(listed, given, seeded.place(seen.summary, known)[0])
+        odd = seen.odd & ~listed
+        labels[odd] = int(given.max()) + 1 + torch.arange(int(odd.sum()))
+        return seen._replace(labels=labels, odd=odd)
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         if not bool((state.assignment >= 0).any()):
@@ -148,28 +152,27 @@ class Survey(Algorithm):
         return state, info | {"groups_used": len(state.assignment[ids].unique())}
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        heard, block = self.ask(fed, state, ids)
         nothing = torch.zeros(0, dtype=torch.float64)
-        found = heard[:0], nothing, nothing
-        if block is None or not len(state.known.mean):
-            heard = heard[:0]
-        else:
-            lens = LENSES[int(state.lens)]
-            scales: dict[str, Scale] = {lens: state.known.scale}
-            view = seeded.views(block, self.model, self.lens, scales)[lens]
-            found = lenses.weigh(state.known, view)
-        placed = common.place_clients(state.assignment, ids, heard, *found, lenses.REFUSAL)
-        return state._replace(assignment=placed[0]), placed[1]
+        heard, found = ids[:0], (ids[:0], nothing, nothing)
+        if len(state.known.mean):
+            asked = state.seed, int(state.networks), self.lens
+            heard, answers = seeded.ask(self, fed, ids, *asked)
+            if answers:
+                statistic = STATISTICS[int(state.statistic)]
+                found = seeded.place(answers[statistic], state.known)
+        placed = common.place_clients(state.assignment, ids, heard, *found, refusal=1.0)
+        fits = placed[1].fits & (state.odd[ids] == 0)
+        return state._replace(assignment=placed[0]), placed[1]._replace(fits=fits)
 
-    def ask(self, fed: Federation, state: State, ids: Ids) -> tuple[Ids, seeded.Answers | None]:
-        """Which clients answered the survey, and their answers."""
-        return seeded.ask(self, fed, ids, state.seed, self.networks, self.lens)
+    def odd(self, state: State) -> Ids:
+        return state.odd.nonzero()[:, 0]
 
     def curves(self, state: State) -> list[Curve]:
         if self.n_groups is not None or int(state.kind) < 0:
             return []
-        kind, lens = KINDS[int(state.kind)], LENSES[int(state.lens)]
-        return lenses.evidence(state.curves, kind, lens)
+        kind, statistic = KINDS[int(state.kind)], STATISTICS[int(state.statistic)]
+        chosen = None if int(state.chosen) < 0 else int(state.chosen)
+        return [seeded.curve(state.steps, statistic, kind, chosen, int(state.odd.sum()))]
 
     @task
     def update(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:

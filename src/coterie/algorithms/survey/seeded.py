@@ -1,43 +1,71 @@
 """The exchange of a survey: clients evaluate networks that are drawn from a seed.
 
 The server sends a seed and a number of networks, and no model. Clients build the networks, evaluate
-them and send their losses class by class (`clustering/lenses.py`). `census` can begin with it, too.
+them and send their mean losses by fold and class (`evidence/summaries.py`). The server
+looks for what repeats itself (`evidence/grouping.py`): odd clients, and groups of the others. Only
+if losses show no groups does it compare how often each label occurs.
+
+Networks are added until two halves of them give the same answer: 16, then 32, then 64.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
+from scipy.stats import norm
 from torch import Tensor
 
-from coterie.clustering.lenses import (
-    THRESHOLD,
-    Block,
-    Look,
-    Scale,
-    Sums,
-    View,
-    Whole,
-    class_moments,
-    class_sums,
-    conditional,
-    joint,
-    look,
-    sound,
-    whole,
-    whole_moments,
-)
+from coterie.core.algorithm import Curve
 from coterie.core.client import Batch, Client
 from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.question import Question, question
+from coterie.core.random import fold
 from coterie.core.tree import Ids
+from coterie.evidence import grouping, placing
+from coterie.evidence.gains import holm
+from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
+from coterie.evidence.placing import Groups
+from coterie.evidence.replication import Units, in_units, noise_units
+from coterie.evidence.summaries import (
+    FOLDS,
+    Rows,
+    Summary,
+    assign_folds,
+    average_units,
+    pack,
+    select,
+    share_rows,
+    summarise,
+    unpack,
+)
 
 NETWORKS = 16
-"""Number of networks. Two are enough on MNIST; sixteen leave room for other data."""
+"""Number of networks to begin with."""
+MOST_NETWORKS = 64
+"""Number of networks at which a survey ends in any case."""
+MANY = 1_000
+"""Number of clients among which groups are looked for; further clients are placed in them."""
+LEVEL = SPLIT + ODD + TOTAL  # of the three tests together
 
 Lens: TypeAlias = Literal["auto", "conditional", "joint"]
+Kind = Literal["one", "meaning", "labels", "client by client"]
+Statistic = Literal["conditional", "joint", "shares"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+MEANING: dict[Kind, str] = {
+    "one": "clients differ by no more than chance: one group",
+    "meaning": "between groups the inputs, or what a label means, differ",
+    "labels": "groups differ in how often they have each label, and in nothing else",
+    "client by client": "clients differ one by one: no number of groups describes them",
+}
+
+Answers: TypeAlias = dict[Statistic, Summary]
+"""What clients answered: losses ("conditional": by class, "joint": of all rows), and shares."""
+
+
+# asking
 
 
 @question(phase="cluster", key="survey")
@@ -49,37 +77,69 @@ def probe_seeded(
     *,
     lens: Lens = "auto",
 ) -> dict[str, Tensor]:
-    """Losses of networks that are drawn from a seed and not trained, class by class.
+    """Losses of networks that are drawn from a seed and not trained, by fold and class.
 
     Parameters
     ----------
     method
         Its `model` is drawn; nothing else of it matters.
     lens
-        "joint" keeps the label counts on the client and sends sums.
+        "joint" keeps the label counts on the client, "conditional" does not send label shares.
     """
     model: Model = method.model
-    batch = client.train
-    classes = count_classes(model, batch)
-    losses = model.probe_random(seed, int(networks), batch)  # [r, n]
-    if classes == 1:
-        return pack_answer(whole_moments(losses, batch.mask), model)
-    block = class_moments(losses, batch.y, batch.mask, classes)
-    if lens == "joint":
-        return pack_answer(class_sums(block, undecided_loss(model, classes)), model)
-    return pack_answer(block, model)
+    batch, classes = client.train, count_classes(method.model, client.train)
+    every = torch.zeros_like(batch.mask, dtype=torch.int64)
+    unit = batch.units()
+    key, by = fold(client.key, "losses"), 1 if lens == "joint" else classes
+    label = batch.y if by > 1 else every
+    if model.mixes_samples:
+        part = divide_units(key, unit)
+        losses = _losses_by_fold(model, seed, int(networks), batch, part)
+        rows = average_units(Rows(losses, label, unit, batch.mask))
+        answer = summarise(rows, divide_units(key, rows.unit), by)
+    else:
+        losses = model.probe_random(seed, int(networks), batch).double()  # [r, n]
+        answer = _sum_up(Rows(losses, label, unit, batch.mask), key, by)
+    reply = _send(answer, model, "")
+    if lens == "auto" and classes > 1:
+        rows = share_rows(batch.y, unit, batch.mask, classes)
+        reply |= _send(_sum_up(rows, fold(client.key, "shares"), 1), model, "share_")
+    return reply
 
 
-Answers: TypeAlias = Block | Sums | Whole
+def _sum_up(rows: Rows, key: Tensor, classes: int) -> Summary:
+    rows = average_units(rows)
+    return summarise(rows, assign_folds(key, rows, classes), classes)
 
 
-def pack_answer(answer: Answers, model: Model) -> dict[str, Tensor]:
+def divide_units(key: Tensor, unit: Tensor) -> Tensor:
+    """A fold for each unit, at random: [n]."""
+    return fold(key, unit) % FOLDS
+
+
+def _losses_by_fold(
+    model: Model, seed: Tensor, networks: int, batch: Batch, part: Tensor
+) -> Tensor:
+    """Losses of networks whose outputs depend on the other rows of a batch: [r, n].
+
+    Each fold is a batch of its own. Otherwise chance in one fold would repeat itself in the others.
+    """
+    losses = torch.zeros(networks, len(part), dtype=torch.float64, device=part.device)
+    for number in range(FOLDS):
+        own = (part == number).nonzero()[:, 0]
+        if len(own):
+            rows = batch.rows(own, torch.ones_like(own, dtype=torch.bool))
+            losses[:, own] = model.probe_random(seed, networks, rows).double()
+    return losses
+
+
+def _send(answer: Summary, model: Model, name: str) -> dict[str, Tensor]:
     """An answer as it travels: counts in 4 bytes, the rest as precise as the model."""
-    count, mean, variance = answer
+    good = answer.mean.isfinite().all()  # others are told by their means
     return {
-        "count": count.float(),
-        "mean": mean.to(model.dtype),
-        "variance": variance.to(model.dtype),
+        f"{name}count": answer.counts.float(),
+        f"{name}mean": answer.mean.to(model.dtype),
+        f"{name}scatter": pack(torch.where(good, answer.scatter, 0.0)).to(model.dtype),
     }
 
 
@@ -89,65 +149,290 @@ def count_classes(model: Model, batch: Batch) -> int:
     return model.n_outputs(batch.x) if single and model.loss == "cross_entropy" else 1
 
 
-def undecided_loss(model: Model, classes: int) -> float:
-    """Loss of a network for which all classes are equally likely.
-
-    Without it, sums of losses do not contain the noise of label counts.
-    """
-    return math.log(classes) if model.loss == "cross_entropy" else 0.0
-
-
 def ask(
+    method: Any, fed: Federation, ids: Ids, seed: Tensor, networks: int, lens: Lens = "auto"
+) -> tuple[Ids, Answers]:
+    """Which clients answered with numbers, and their answers; none if no client did."""
+    stackable = False if method.model.mixes_samples else None
+    task = Question(probe_seeded, method, {"lens": lens}, stackable=stackable)
+    ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
+    if not len(ids):
+        return ids, {}
+    found: Answers = {}
+    by_class = reply["count"].shape[2] > 1
+    losses: Statistic = "conditional" if by_class else "joint"
+    good = _answered(reply["mean"])
+    for name, prefix in ((losses, ""), ("shares", "share_")):
+        if f"{prefix}count" in reply:
+            count, mean = reply[f"{prefix}count"][good], reply[f"{prefix}mean"][good]
+            scatter = unpack(reply[f"{prefix}scatter"][good].double().sum(0), mean.shape[-1])
+            found[name] = Summary(count.double(), mean.double(), scatter)
+    return ids[good], found if bool(good.any()) else {}
+
+
+def _answered(mean: Tensor) -> Tensor:
+    """Clients whose losses are numbers, with a warning about the others: [m]."""
+    good = mean.flatten(1).isfinite().all(1)
+    if not bool(good.all()):
+        warnings.warn(
+            f"{int((~good).sum())} of {len(good)} clients answered the survey with losses that are "
+            "not numbers; they are set aside, and placed once they answer.",
+            stacklevel=2,
+        )
+    return good
+
+
+# looking
+
+
+class Seen(NamedTuple):
+    """What a survey shows. Groups have the first numbers, odd clients a number each after them."""
+
+    kind: Kind
+    statistic: Statistic  # what the groups are read from
+    n_groups: int | None  # None: no number describes the clients; the labels are a proposal
+    labels: Tensor  # [m]
+    odd: Tensor  # [m]  True: unlike all others
+    explained: float  # share of what differs between clients that the groups account for
+    confidence: float  # agreement of two halves of the networks: 1 if they say the same
+    networks: int  # number of networks that were used
+    worth: float  # size of the differences: of mean losses, or information of label shares
+    steps: list[Step]
+    losses: Summary
+    summary: Summary  # of the statistic
+
+    @property
+    def exchanges(self) -> int:
+        """How often clients were asked."""
+        return len(list(_numbers(self.networks)))
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that were compared one by one; None if losses were not split."""
+        count = self.losses.counts.shape[2]
+        return count if count > 1 else None
+
+    @property
+    def used(self) -> int:
+        """Number of groups, odd clients not counted; of the proposal, if no number fits."""
+        return int(self.labels[~self.odd].max()) + 1
+
+
+def look(
     method: Any,
     fed: Federation,
     ids: Ids,
     seed: Tensor,
-    networks: int = NETWORKS,
+    max_groups: int,
+    n_groups: int | None = None,
     lens: Lens = "auto",
-) -> tuple[Ids, Answers | None]:
-    """The clients that answered with numbers, and their answers; None if there are none."""
-    task = Question(probe_seeded, method, {"lens": lens})
-    ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)
-    if not len(ids):
-        return ids, None
-    parts = reply["count"].double(), reply["mean"].double(), reply["variance"].double()
-    kind = Block if parts[0].ndim == 2 else Whole if parts[1].ndim == 2 else Sums
-    answers: Answers = kind(*parts)
-    good = sound(answers)
-    return ids[good], kind(*(part[good] for part in answers)) if bool(good.any()) else None
+    most_networks: int = MOST_NETWORKS,
+) -> tuple[Ids, Seen | None]:
+    """Ask clients until the answer is stable; None if no client answers.
+
+    Parameters
+    ----------
+    method, fed, ids, seed, lens
+        As in `ask`.
+    max_groups
+        The largest number of groups considered.
+    n_groups
+        The number, if it is known; odd clients are not counted.
+    most_networks
+        Number of networks at which the survey ends, whether or not the answer is stable.
+    """
+    for networks in _numbers(most_networks):
+        heard, answers = ask(method, fed, ids, seed, networks, lens)
+        if not answers:
+            return heard, None
+        order = fed.turns(heard, "groups", every_round=True).argsort()  # depends on names alone
+        ordered = {name: select(answer, order) for name, answer in answers.items()}
+        found = decide(ordered, fold(seed, "groups"), max_groups, n_groups)
+        back = order.argsort()
+        found = found._replace(
+            labels=found.labels[back],
+            odd=found.odd[back],
+            networks=networks,
+            losses=next(iter(answers.values())),
+            summary=answers[found.statistic],
+        )
+        if found.confidence == 1:
+            break
+    return heard, found
 
 
-def views(
-    block: Answers, model: Model, lens: Lens = "auto", scales: Mapping[str, Scale] | None = None
-) -> dict[str, View]:
-    """Answers through the lenses; in units of others, where scales are given."""
-    scales = scales or {}
-    if isinstance(block, Whole):
-        return {"joint": whole(block, scales.get("joint"))}
-    if isinstance(block, Sums):
-        return {"joint": joint(block, scales.get("joint"))}
-    out = {}
-    if lens != "joint":
-        out["conditional"] = conditional(block, scales.get("conditional"))
-    if lens != "conditional":
-        sums = class_sums(block, undecided_loss(model, block.counts.shape[1]))
-        out["joint"] = joint(sums, scales.get("joint"))
-    return out
+def _numbers(most: int) -> Iterator[int]:
+    networks = min(NETWORKS, most)
+    while networks < most:
+        yield networks
+        networks *= 2
+    yield most
 
 
-def number_groups(fed: Federation, ids: Ids, labels: Tensor) -> Tensor:
-    """Group numbers that do not depend on how clients are numbered."""
-    turn = fed.turns(ids, "groups", every_round=True)
-    first = torch.full((int(labels.max()) + 1,), len(ids)).scatter_reduce(0, labels, turn, "amin")
+def decide(answers: Answers, key: Tensor, max_groups: int, n_groups: int | None = None) -> Seen:
+    """Odd clients, then kind and number of groups of the others, one included.
+
+    Losses decide if they show more than one group; differences in label shares are then ignored.
+    Otherwise label shares decide. A client is odd by its losses alone: one whose label shares are
+    unusual joins the nearest group.
+
+    Parameters
+    ----------
+    answers
+        Losses, and shares where they were sent.
+    key
+        Decides the permutations.
+    max_groups
+        The largest number of groups considered.
+    n_groups
+        The number, if it is known.
+    """
+    name: Statistic = "conditional" if "conditional" in answers else "joint"
+    losses = answers[name]
+    found = _find(losses, fold(key, "all"), max_groups)
+    confidence = _agreement(losses, found, key, max_groups)
+    odd = torch.zeros(len(found.labels), dtype=torch.bool)
+    odd[found.odd if found.n_groups is not None else []] = True
+    kind: Kind = "one" if found.n_groups == 1 else "meaning"
+    k, labels = found.n_groups, found.labels
+    if k is None:
+        kind = "client by client"
+    elif k == 1 and "shares" in answers:
+        rest = (~odd).nonzero()[:, 0]
+        shares = select(answers["shares"], rest)
+        by_share = _find(shares, fold(key, "shares"), max_groups)
+        # A few sets explain most of what differs in a few shares, whatever the clients are like.
+        left = by_share.steps and p_value(torch.tensor(by_share.steps[-1].test[:3])) <= LEVEL
+        if by_share.n_groups is None or left:
+            kind = "client by client"  # in label shares only: one model
+        elif by_share.n_groups > 1:
+            kind, name, k, found = "labels", "shares", by_share.n_groups, by_share
+            labels = labels.clone()
+            labels[rest] = _join(shares, by_share)
+    if n_groups is not None:
+        k = min(n_groups, int((~odd).sum()))
+        if len(labels[~odd].unique()) != k:
+            labels = labels.clone()
+            labels[~odd] = grouping.divide(select(answers[name], (~odd).nonzero()[:, 0]), k)
+    labels = _number(labels, odd)
+    worth = grouping.effect(losses)
+    if name == "shares":
+        worth = grouping.information(answers["shares"], labels)
+    return Seen(
+        kind, name, k, labels, odd, found.explained, confidence, 0, worth, found.steps,
+        losses, answers[name],
+    )  # fmt: skip
+
+
+def _find(answers: Summary, key: Tensor, max_groups: int) -> Grouping:
+    """Groups; among many clients those of the first thousand, in which the others are placed."""
+    m = len(answers.counts)
+    if m <= MANY:
+        return grouping.find_groups(answers, key, max_groups)
+    some, others = torch.arange(m) < MANY, torch.arange(MANY, m)
+    found = grouping.find_groups(select(answers, some.nonzero()[:, 0]), key, max_groups)
+    known = placing.keep_groups(select(answers, some.nonzero()[:, 0]), found.labels)
+    place = placing.place(select(answers, others), known)
+    strange = holm(place.p.amax(1), 0.05) if found.n_groups is not None else place.fits & False
+    labels = torch.cat([found.labels, place.group])
+    labels[others[strange]] = int(labels.max()) + 1 + torch.arange(int(strange.sum()))
+    odd = [*found.odd, *others[strange].tolist()]
+    return found._replace(labels=labels, odd=odd)
+
+
+def _agreement(answers: Summary, found: Grouping, key: Tensor, max_groups: int) -> float:
+    """What two halves of the networks have in common with each other and with all of them."""
+    parts = [
+        _find(part, fold(key, name), max_groups)
+        for name, part in zip("ab", grouping.halves(answers), strict=True)
+        if part.mean.shape[-1]
+    ]
+    pairs = [(found, part) for part in parts] + ([(parts[0], parts[1])] if len(parts) > 1 else [])
+    return min(grouping.agree(*pair) for pair in pairs)
+
+
+def _join(answers: Summary, found: Grouping) -> Tensor:
+    """Labels in which sets of one have joined the nearest larger set."""
+    odd = torch.zeros(len(found.labels), dtype=torch.bool)
+    odd[found.odd] = True
+    if not bool(odd.any()):
+        return found.labels
+    labels = found.labels.clone()
+    kept = labels[~odd].unique(return_inverse=True)[1]
+    groups = placing.keep_groups(select(answers, (~odd).nonzero()[:, 0]), kept)
+    labels[~odd] = kept
+    labels[odd] = placing.place(select(answers, odd.nonzero()[:, 0]), groups).group
+    return labels
+
+
+def _number(labels: Tensor, odd: Tensor) -> Tensor:
+    """Numbers in the order of the first members, groups first, then odd clients."""
+    m, size = len(labels), int(labels.max()) + 1
+    place = torch.arange(m) + m * odd
+    first = torch.full((size,), 2 * m).scatter_reduce(0, labels, place, "amin")
     return first.argsort().argsort()[labels]
 
 
-def survey(
-    method: Any, fed: Federation, ids: Ids, n_groups: int | None, max_groups: int
-) -> tuple[Ids, Look | None]:
-    """The clients that answered a survey, and what it shows; None if no client answered."""
-    heard, block = ask(method, fed, ids, fed.key("survey"))
-    if block is None:
-        return heard, None
-    seen = look(views(block, method.model), n_groups or max_groups, THRESHOLD, n_groups)
-    return heard, seen._replace(labels=number_groups(fed, heard, seen.labels))
+def columns(seen: Seen) -> tuple[Tensor, Tensor]:
+    """What the groups were read from as vectors in units of noise, and weights: [m, d] each."""
+    answers = seen.summary
+    weight = answers.counts.sum(1)  # [m, c]
+    x = in_units(answers, noise_units(answers, seen.labels))
+    mean = (answers.counts[..., None] * x).sum(1) / weight.clamp(min=1)[..., None]
+    return mean.flatten(1), weight[..., None].expand_as(mean).flatten(1)
+
+
+# placing
+
+
+def no_groups() -> Groups:
+    """What is kept of groups before there are any."""
+    empty = [torch.zeros((0,) * n, dtype=torch.float64) for n in range(4)]
+    return Groups(Units(empty[2], empty[3]), empty[3], empty[2], empty[1], empty[1], empty[1])
+
+
+def keep_groups(summary: Summary, labels: Tensor, odd: Tensor) -> Groups:
+    """What is kept of the groups; odd clients are no groups that others may join."""
+    rest = (~odd).nonzero()[:, 0]
+    return placing.keep_groups(select(summary, rest), labels[rest])
+
+
+def place(answers: Summary, known: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    """Group, margin and score of clients; a score above 1 fits no group.
+
+    The score is the deviation from the group in units of the largest that a member may have.
+    """
+    found = placing.place(answers, known)
+    p = found.p.gather(1, found.group[:, None])[:, 0].clamp(min=1e-300)
+    score = torch.from_numpy(norm.isf(p.numpy())) / float(norm.isf(placing.LEVEL))
+    return found.group, found.margin, score.clamp(min=0)
+
+
+# showing
+
+
+def keep_steps(steps: list[Step]) -> Tensor:
+    """Number of sets, share explained, and the three p-values of each step: [j, 5]."""
+    rows = [[step.n_sets, step.explained, *step.test[:3]] for step in steps]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
+
+
+def curve(rows: Tensor, name: Statistic, kind: Kind, n_groups: int | None, odd: int) -> Curve:
+    """The evidence for a number of sets (groups and odd clients) as reports show it."""
+    ks = tuple(int(k) for k in rows[:, 0])
+    left = tuple(1 - float(share) for share in rows[:, 1])
+    note = f"{MEANING[kind]} (p = {p_value(rows[-1, 2:]):.2g} for what is left)"
+    if odd and n_groups is not None:
+        note = f"{n_groups} of these are groups and {odd} are odd clients; {note}"
+    chosen = None if n_groups is None else ks[-1]
+    return Curve(name, "unexplained share", ks, left, chosen, None, (), (), True, note)
+
+
+def p_value(tests: Tensor) -> float:
+    """The p-value of three tests together: each counts by its share of the level.
+
+    >>> round(p_value(torch.tensor([0.4, 0.01, 0.3])), 3)  # odd clients: .005 of .02
+    0.04
+    """
+    shares = LEVEL / torch.tensor([SPLIT, ODD, TOTAL], dtype=torch.float64)
+    return float((tests.double() * shares).min().clamp(max=1))
