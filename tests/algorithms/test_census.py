@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from coterie import metrics
-from coterie.algorithms import Census, FedAvg
+from coterie.algorithms import Census, FedAvg, LocalOnly
 from coterie.core import LocalSGD, Model
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Traffic
+from coterie.core.tree import row, take
 from coterie.data import blobs, from_arrays
 from coterie.engines import Simulation
 from coterie.models import make
@@ -142,9 +143,7 @@ def test_late_clients_join_with_no_past(federate, two_groups, scalar, half, bank
     assert after.state.assignment[9] == 1
 
 
-def test_a_liar_is_set_aside_and_neither_trains_nor_moves_a_model(
-    federate, points, scalar, half, bank, first, play
-):
+def test_a_liar_is_set_aside_and_trains_alone(federate, points, scalar, half, bank, first, play):
     # Between the groups, and far from both: the second-nearest is far for this client alone.
     clients = [around(0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
     clients += [around(10 + 0.01 * i, -0.5, 0.5, -0.3, 0.3) for i in range(5)]
@@ -158,13 +157,17 @@ def test_a_liar_is_set_aside_and_neither_trains_nor_moves_a_model(
     assert ends["guard"].info["set_aside"] == 1
     assert ends["guard"].state.aside.tolist() == [0.0] * 10 + [1.0]
     assert ends["guard"].state.assignment[:10].tolist() == [0] * 5 + [1] * 5
-    assert ends["guard"].state.assignment[10] in (0, 1)  # it is told the nearest group
+    assert ends["guard"].state.assignment[10] == 2  # a model of its own, after those of the groups
+    # Half of the way from the model of its group to 4, twice; nobody else moves it.
+    own = ends["guard"].state.alone["models"]["weight"].flatten()
+    assert any(float(own) == pytest.approx(4 + (start - 4) / 4, abs=1e-5) for start in (1.0, 8.0))
+    assert evaluating(scalar, half, n_groups=2).odd(ends["guard"].state).tolist() == [10]
     torch.testing.assert_close(ends["guard"].state.models, ends["honest"].state.models)
     algorithm = evaluating(scalar, half, n_groups=2, guard=False)
     fed = federate(spoilt)
     after = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 2)[-1]
     assert after.info["set_aside"] == 0
-    # Whoever is set aside is said to fit no group.
+    # A client that is set aside is said to fit no group.
     algorithm = evaluating(scalar, half, n_groups=2)
     _, evidence = algorithm.place(fed, ends["guard"].state, torch.tensor([0, 10]))
     assert evidence.fits.tolist() == [True, False]
@@ -308,6 +311,39 @@ def test_a_survey_may_give_the_first_groups(federate, first, play):
         assert after.state.repeats.tolist() == [0] * 10
         [after] = play(algorithm, fed, after.state, 1, start=1)
         assert metrics.adjusted_rand(after.state.assignment, data.truth) == 1.0
+
+
+def with_odd_one():
+    """Two groups of six and one client with other labels than both."""
+    data = blobs(n_groups=2, clients_per_group=6, n=80, d=4, n_classes=4)
+    batch = data.gather("train", torch.arange(12))
+    xs, ys = [*batch.x], [*batch.y]
+    ys[3] = (3 - ys[3]) % 4
+    truth = data.truth.clone()
+    truth[3] = 2
+    return from_arrays(xs, ys, n_outputs=4, task="classification", test_fraction=0.0, truth=truth)
+
+
+@pytest.mark.parametrize("known", [{"n_groups": 2}, {"max_groups": 4}])
+@pytest.mark.parametrize("head", [None, "output"])
+def test_what_a_survey_finds_odd_trains_alone(first, play, known, head):
+    data = with_odd_one()
+    model = Model(make("mlp", data, hidden=(8,)), head=head)
+    local = LocalSGD(learning_rate=0.1, batch_size=20)
+    algorithm, fed = Census(model, local, first="survey", **known), Simulation(data)
+    after = play(algorithm, fed, first(algorithm, fed), 4)[-1].state
+    k = len(next(iter(after.models.values())))
+    assert algorithm.odd(after).tolist() == [3]
+    assert metrics.adjusted_rand(after.assignment, data.truth) == 1.0
+    assert after.assignment[3] == k  # a model of its own, after those of the groups
+    assert len(after.assignment[after.assignment < k].unique()) == 2
+    # Its model is what it would have trained without a federation.
+    lonely, fed = LocalOnly(model, local), Simulation(data)
+    play(lonely, fed, first(lonely, fed), 4)
+    alone = fed.memory.committed[3]["params"]
+    bank = algorithm.deploy(after, torch.tensor([3]))
+    own = row(take(bank.bank, bank.index), 0)
+    torch.testing.assert_close(dict(own), dict(alone))
 
 
 def test_losses_do_not_take_back_what_a_survey_showed(points, scalar, half, bank, first, play):

@@ -254,6 +254,8 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     profiles = algorithm.profiles(result.state)
     cards = []
     used = used_groups(result.evidence)
+    # A client that is trained alone has a model of its own, after those of the groups.
+    shown = used[: 0 if profiles is None else int((used < len(profiles)).sum())]
     for number, group in enumerate(used.tolist()):
         member = result.evidence.group == group
         margins = some(result.evidence.margin[member])
@@ -269,10 +271,10 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
         if counts is not None:
             shares = counts[member].sum(0) / counts[member].sum()
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
-        if profiles is not None and not bool(profiles[group].isnan().any()):
-            apart = (profiles[used] - profiles[group]).norm(dim=1)
+        if profiles is not None and number < len(shown) and not profiles[group].isnan().any():
+            apart = (profiles[shown] - profiles[group]).norm(dim=1)
             apart[number] = torch.nan
-            one["loss_profile"] = profiles[group][used].tolist()
+            one["loss_profile"] = profiles[group][shown].tolist()
             if not bool(apart.isnan().all()):
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
         cards.append(one)

@@ -3,17 +3,18 @@
 Every round each client evaluates the models of all groups, and sends its mean losses and their
 standard errors. Losses are put in units of their noise and kept: clients that once differed by far
 more than chance stay apart, however similar later models treat them. The number of groups is the
-smallest whose members differ by no more than noise, one group included. Clients far from all others
-are set aside. When the groups no longer change, clustering stops. Newcomers are compared with the
-scatter of the members, and may fit no group.
+smallest whose members differ by no more than noise, one group included. Clients that are unlike all
+others, by a survey before training or by their losses, are set aside and trained alone. When the
+groups no longer change, clustering stops. Newcomers are compared with the scatter of the members,
+and may fit no group.
 
 References
 ----------
 A method of this package. It grew out of CLoVE (arXiv 2506.22427), from which it keeps the vectors
 of losses, the matching of clusters to models and the early stop.
 
-Formulas: `accumulate.py` (noise units), `guard.py` (clients set aside), `clustering.noise.py`
-(clustering and number of groups), `clustering/evidence.py` (newcomers).
+Formulas: `accumulate.py` (noise units), `guard.py` (clients set aside), `alone.py` (their models),
+`clustering/noise.py` (clustering and number of groups), `clustering/evidence.py` (newcomers).
 """
 
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ from torch import Tensor
 
 from coterie.algorithms import common
 from coterie.algorithms.census.accumulate import append, cliff, noise_units
+from coterie.algorithms.census.alone import add_models, count_models, no_models
 from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
 from coterie.algorithms.survey.seeded import columns, look
 from coterie.clustering.evidence import REFUSAL, Reference, no_reference, reference, weigh
 from coterie.clustering.matching import clean_losses
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, grow, register
 from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
@@ -57,9 +60,12 @@ class State(NamedTuple):
     saved: dict[str, Params]  # both parts of the models that newcomers evaluate
     reference: Reference  # the members' losses on them: centroid of each model, scatter
     apart: Tensor  # how well they separate the groups
+    alone: dict[str, Params]  # both parts of the models of clients that were set aside
     units: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  losses in units of noise
     counts: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  samples behind; 0: none
     aside: Annotated[Tensor, Fill(0)] = NOTHING.flatten()  # [clients]  1: set aside, not averaged
+    odd: Annotated[Tensor, Fill(0)] = NOTHING.flatten()  # [clients]  1: by the survey, for good
+    seat: PerClient = NOTHING.flatten().long()  # [clients]  row of its own model in `alone`, or -1
     curve: Tensor = NOTHING  # [j, 3]  number of groups, noise ratio, 1 if chosen: last clustering
 
 
@@ -81,10 +87,11 @@ class Census(Algorithm):
     first
         In the first round clients are assigned at random ("random"), are clustered by their losses
         on the initial models ("evaluation"), or get the groups of a survey with networks that were
-        never trained ("survey"), whose answers are kept as evidence.
+        never trained ("survey"). Its answers are kept as evidence, and clients that it finds odd
+        are trained alone.
     guard
-        Limit very large losses, and set aside clients that are far from all others. Set it to False
-        if you expect groups of one or two clients beside larger ones.
+        Limit very large losses, and set aside clients whose losses are far from all others'. Set it
+        to False if you expect groups of one or two clients beside larger ones.
     stable_after
         Stop clustering once every participant has had the same model this many times in a row.
         0: never stop.
@@ -112,8 +119,8 @@ class Census(Algorithm):
         places = fed.per_client(-1), fed.per_client(0), torch.tensor(False)
         apart = torch.tensor(torch.nan, dtype=torch.float64)
         saved = {"shared": shared, "models": models}
-        state = State(shared, models, *places, saved, no_reference(k, k), apart)
-        return grow(state, fed.n_clients)
+        known, alone = no_reference(k, k), no_models(shared, models)
+        return grow(State(shared, models, *places, saved, known, apart, alone), fed.n_clients)
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         cohort, vectors = fed.cohort(), None
@@ -126,8 +133,12 @@ class Census(Algorithm):
             state, _ = self.place(fed, state, cohort[state.assignment[cohort] < 0])
             cohort = cohort[state.assignment[cohort] >= 0]  # a silent newcomer waits
         else:
-            cohort, reply = fed.map(self.losses, state.shared, state.models, to=cohort)
-            state, vectors = self.cluster(fed, state, cohort, reply)
+            odd = cohort[state.odd[cohort] == 1]
+            asked = cohort[state.odd[cohort] == 0]
+            asked, reply = fed.map(self.losses, state.shared, state.models, to=asked)
+            state, vectors = self.cluster(fed, state, asked, reply)
+            cohort = torch.cat([asked, odd])
+        aside = cohort[state.aside[cohort] == 1]
         cohort = cohort[state.aside[cohort] == 0]
         group = state.assignment[cohort]
         means = common.means_of(state.shared, state.models, group, "n")
@@ -138,8 +149,20 @@ class Census(Algorithm):
             known = reference(vectors[ids], group, reply["n"], vectors.shape[1])
             state = state._replace(reference=known)
         state = state._replace(shared=reply["shared"], models=reply["models"])
+        state = self.train_alone(fed, state, aside)
         info = common.report_round(state.assignment, cohort, group, stable)
         return state, info | {"set_aside": int(state.aside.sum())}
+
+    def train_alone(self, fed: Federation, state: State, ids: Ids) -> State:
+        """One round of the clients that were set aside, each with its own model."""
+        if not len(ids):
+            return state
+        seat = state.seat[ids]
+        parts = {name: bank for name, bank in state.alone.items() if bank}  # no head: not shared
+        means = [Mean(name, bank, by=seat, weight="n") for name, bank in parts.items()]
+        given = [rows(bank, seat) if bank else bank for bank in state.alone.values()]
+        _, reply = fed.map(self.update_alone, *given, to=ids, reduce=means, at_least=0)
+        return state._replace(alone=state.alone | {name: reply[name] for name in parts})
 
     def cluster(
         self, fed: Federation, state: State, cohort: Ids, reply: dict[str, Tensor]
@@ -153,16 +176,15 @@ class Census(Algorithm):
             return self.assign_first(fed, state, cohort, losses.shape[1]), None
         x, weight, had = units[cohort], counts[cohort], state.assignment[cohort]
         surveyed = self.first == "survey" and fed.start is None
-        least = len(had[had >= 0].unique()) if surveyed else 1
+        before = had[(had >= 0) & (state.aside[cohort] == 0)]
+        least = len(before.unique()) if surveyed else 1
         found = find_groups(losses, x, weight, self.n_groups, self.guard, least)
         rest, now = ~found.aside, slice(-losses.shape[1], None)  # the columns of this round
         apart = cliff(x[rest, now], weight[rest, now], found.labels[rest])
-        same = bool((had == found.group).all())
-        places = common.count_repeats(state.assignment, state.repeats, cohort, found.group)
-        aside = put(state.aside, cohort, found.aside.to(state.aside))
-        state = state._replace(
-            assignment=places[0], repeats=places[1], aside=aside, curve=found.curve
-        )
+        same = bool((had == found.group)[rest].all())
+        state, group = self.set_aside(state, cohort, found.group, found.aside)
+        places = common.count_repeats(state.assignment, state.repeats, cohort, group)
+        state = state._replace(assignment=places[0], repeats=places[1], curve=found.curve)
         # Models know what they have learned. After a random assignment they know how often each
         # label occurs and little of what it looks like: relabelled data would pass for a group.
         grown = float(state.repeats[cohort].double().median()) > GROWN
@@ -186,9 +208,25 @@ class Census(Algorithm):
                 units, counts = append(state.units, state.counts, heard, *columns(seen))
                 state = state._replace(units=units, counts=counts)
                 group = group % seen.used  # of clients that did not answer
-                group[torch.isin(cohort, heard)] = seen.labels
+                answered = torch.isin(cohort, heard)
+                group[answered] = torch.where(seen.odd, 0, seen.labels)
+                odd = torch.zeros_like(answered).masked_scatter(answered, seen.odd)
+                state = state._replace(odd=put(state.odd, cohort, odd.to(state.odd)))
+                state, group = self.set_aside(state, cohort, group, odd)
         places = common.count_repeats(state.assignment, state.repeats, cohort, group, False)
         return state._replace(assignment=places[0], repeats=places[1])
+
+    def set_aside(
+        self, state: State, ids: Ids, group: Tensor, aside: Tensor
+    ) -> tuple[State, Tensor]:
+        """Give clients that are set aside their own models; and the model of each client: [m]."""
+        new = aside & (state.seat[ids] < 0)
+        alone = add_models(state.alone, state.shared, state.models, group[new])
+        k, had = count_models(state.models), count_models(state.alone["models"])
+        seat = put(state.seat, ids[new], had + torch.arange(int(new.sum())))
+        marked = put(state.aside, ids, aside.to(state.aside))
+        state = state._replace(alone=alone, seat=seat, aside=marked)
+        return state, torch.where(aside, k + seat[ids], group)
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         saved = state.saved
@@ -203,6 +241,9 @@ class Census(Algorithm):
 
     def curves(self, state: State) -> list[Curve]:
         return explain_number(state.curve) if self.n_groups is None else []
+
+    def odd(self, state: State) -> Ids:
+        return state.aside.nonzero()[:, 0]
 
     def profiles(self, state: State) -> Tensor:
         return state.reference.centroids
@@ -221,6 +262,12 @@ class Census(Algorithm):
         trained = common.train_own(self.model, self.local, client, shared, own)
         return {**trained, "n": client.train.size}
 
+    @task
+    def update_alone(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:
+        return self.update(client, shared, own)
+
     def deploy(self, state: State, ids: Ids) -> Any:
         bank = common.whole_models(state.shared, state.models)
+        own = {**state.alone["shared"], **state.alone["models"]}
+        bank = {name: torch.cat([leaf, own[name]]) for name, leaf in bank.items()}
         return rows(bank, state.assignment[ids].clamp(min=0))
