@@ -75,7 +75,8 @@ def noise_units(answers: Summary, labels: Tensor, ridge: float = RIDGE) -> Units
     value, axes = torch.linalg.eigh(
         torch.where(used[:, None, None], square + ridge * size[:, None, None] * eye, eye)
     )
-    root = torch.where(used[:, None, None], axes / value.sqrt()[:, None], 0.0)
+    # The symmetric root does not depend on the signs of axes, nor on the order of clients.
+    root = torch.where(used[:, None, None], (axes / value.sqrt()[:, None]) @ axes.mT, 0.0)
     return Units(of_client.sum(0) / count.sum((0, 1)).clamp(min=1)[:, None], root)
 
 

@@ -85,6 +85,10 @@ class Survey(Algorithm):
     networks: Annotated[int, Ge(2)] = seeded.MOST_NETWORKS
     lens: seeded.Lens = "auto"
 
+    @classmethod
+    def example(cls, problem: Any) -> "Survey":
+        return cls(problem.model, problem.local, problem.n_groups, networks=seeded.NETWORKS)
+
     def init(self, fed: Federation) -> State:
         start = State(
             *common.draw_models(self.model, fed.key("models"), 1),
