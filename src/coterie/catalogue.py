@@ -42,6 +42,7 @@ WHEN = {
     "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
     "cfl": "if groups contradict each other, all clients take part, and there is time to converge.",
     "fesem": "if the number of groups is known and the groups' trained models lie far apart.",
+    "pacfl": "if groups have different inputs of one size; it does not see other labels.",
     "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
     "census": "if groups are expected; the number may be unknown (max_groups), even one.",
     "clove": "as published; the number of groups may be unknown (max_groups).",

@@ -22,12 +22,14 @@ from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
 from coterie.algorithms.mosaic import Mosaic
+from coterie.algorithms.pacfl import PACFL
 from coterie.algorithms.per_fedavg import PerFedAvg
 from coterie.algorithms.survey import Survey
 
 __all__ = [
     "CFL",
     "IFCA",
+    "PACFL",
     "Blend",
     "CLoVE",
     "Census",
