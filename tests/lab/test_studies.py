@@ -1,6 +1,6 @@
 """The studies can still be started; what they find is not tested here."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -16,14 +16,13 @@ NAMES = sorted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_study_says_what_it_does(name):
-    done = subprocess.run(
-        [sys.executable, "-m", f"coterie_lab.studies.{name}", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "usage:" in done.stdout
+def test_a_study_says_what_it_does(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"coterie_lab.studies.{name}", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(f"coterie_lab.studies.{name}", run_name="__main__")
+    assert not stopped.value.code
+    assert "usage:" in capsys.readouterr().out
 
 
 def test_the_memory_study_runs_on_a_few_clients():
