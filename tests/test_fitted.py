@@ -384,6 +384,20 @@ def test_a_run_that_chooses_the_number_keeps_the_evidence(tmp_path):
     assert "evidence" not in given.summary
 
 
+def test_an_odd_client_is_named_and_no_group():
+    data = digits(n_clients=12, n_groups=2)
+    rows = data.rows["train"].of_clients(torch.tensor([5])).index
+    data.y[rows] = (data.y[rows] + 3) % 10
+    for method in ("survey", "census"):
+        fit = coterie.fit(data, method, rounds=2, compare=False)
+        assert fit.odd == [data.names[5]]
+        assert fit.n_groups == 2
+        assert f"{data.names[5]} is unlike all others" in fit.sentence
+        own = next(card for card in fit.cards if "odd" in card)
+        assert own["clients"] == [data.names[5]]
+        assert fit.predict(data.gather("test", torch.tensor([5])).x[0], client=fit.odd[0]).size
+
+
 # What is kept
 
 

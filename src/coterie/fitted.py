@@ -100,8 +100,13 @@ class Fitted:
 
     @property
     def n_groups(self) -> int:
-        """Number of groups that have clients."""
-        return len(self.cards)
+        """Number of groups that have clients; odd clients are not counted."""
+        return sum("odd" not in card for card in self.cards)
+
+    @property
+    def odd(self) -> list[str]:
+        """Names of the clients that are unlike all others and were trained alone."""
+        return list(self.summary.get("odd", []))
 
     @property
     def sentence(self) -> str:

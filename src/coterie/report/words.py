@@ -38,12 +38,28 @@ def describe_result(
 
 
 def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:
-    if len(cards) > 1:
-        sizes = sorted((len(card["clients"]) for card in cards), reverse=True)
-        return f"{len(cards)} groups among {n_clients} clients ({join_words(sizes)} clients)."
+    odd = summary.get("odd", [])
+    apart = f" {_odd(odd)}" if odd else ""
+    sizes = sorted((len(card["clients"]) for card in cards if "odd" not in card), reverse=True)
+    if len(sizes) > 1:
+        groups = f"{len(sizes)} groups among {n_clients} clients ({join_words(sizes)} clients)."
+        return groups + apart
+    if odd:
+        return f"No groups: one model for {n_clients - len(odd)} of {n_clients} clients.{apart}"
     if summary.get("personal"):
         return f"Each of the {n_clients} clients has its own model."
     return f"No groups: one model for all {n_clients} clients."
+
+
+def _odd(names: list[str]) -> str:
+    """
+    >>> _odd(["site-7"])
+    'site-7 is unlike all others and has a model of its own.'
+    """
+    shown = join_words(names[:5]) if len(names) <= 5 else f"{len(names)} clients"
+    if len(names) == 1:
+        return f"{shown} is unlike all others and has a model of its own."
+    return f"{shown} are unlike all others and have models of their own."
 
 
 def _components(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:

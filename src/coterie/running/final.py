@@ -166,6 +166,8 @@ def _summary(
         if data.truth is not None:
             summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
             summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
+    if len(odd := algorithm.odd(state)):
+        summary["odd"] = [fed.names[i] for i in odd.tolist()]
     if curves := algorithm.curves(state):
         summary["evidence"] = no_nan([curve._asdict() for curve in curves])
     if (mixture := oracle.mixture()) is not None:
@@ -255,6 +257,7 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     cards = []
     used = used_groups(result.evidence)
     # A client that is trained alone has a model of its own, after those of the groups.
+    odd = algorithm.odd(result.state)
     shown = used[: 0 if profiles is None else int((used < len(profiles)).sum())]
     for number, group in enumerate(used.tolist()):
         member = result.evidence.group == group
@@ -266,6 +269,8 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             "loss": mean(scores.loss[member]),
             "margin": float(margins.median()) if len(margins) else None,
         }
+        if bool(torch.isin(scores.ids[member], odd).all()):
+            one["odd"] = True  # a client on its own, and no group
         if data.task == "classification":
             one["accuracy"] = mean(scores.accuracy[member])
         if counts is not None:
