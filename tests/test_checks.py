@@ -372,7 +372,7 @@ FAULTS = {
     ),
     "divides by those asked": Fault(
         "lost_replies_do_no_harm",
-        "alone must not move a model.*that answered",
+        "alone must not change a model.*that answered",
         {"mean": divides_by_those_asked},
     ),
     "averages nobody": Fault(
@@ -397,13 +397,13 @@ FAULTS = {
     ),
     "asks whom it knew": Fault(
         "late_joiners_are_taken_in",
-        "never was",
+        "was not asked",
         {"init": remembers_how_many, "cohort": asks_whom_it_knew_at_the_start},
     ),
     "a field that does not grow": Fault(
         "late_joiners_are_taken_in", "IndexError", {"end": indexes_a_field_that_does_not_grow}
     ),
-    "hides nan": Fault("nan_replies_are_dropped", "There was none", {"mean": hides_nan}),
+    "hides nan": Fault("nan_replies_are_dropped", "There was no warning", {"mean": hides_nan}),
     "marks the state when deploying": Fault(
         "evaluations_change_nothing", "'state/extra'", {"deploy": marks_the_state_when_deploying}
     ),
@@ -447,11 +447,13 @@ FAULTS = {
         "replies_do_not_grow_with_data", "stopped with", {"task": sends_its_data}, ("loop",)
     ),
     "sends the model twice": Fault(
-        "server_memory_does_not_grow_with_clients", "in a Mean", {"task": sends_the_model_twice}
+        "server_memory_does_not_grow_with_clients",
+        "Use a Mean for every large part",
+        {"task": sends_the_model_twice},
     ),
     "keeps a model per client": Fault(
         "server_memory_does_not_grow_with_clients",
-        "none in State",
+        "none of them in State",
         {"end": keeps_a_model_per_client},
     ),
     "notes on itself": Fault(

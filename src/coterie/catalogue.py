@@ -1,4 +1,4 @@
-"""What there is: methods, networks, data, recipes, each with the words that explain it."""
+"""The catalogue of methods, networks, data sets and recipes, with their descriptions."""
 
 import importlib.util
 import inspect
@@ -19,38 +19,38 @@ QUICKSTART = "rotated digits, 40 clients, 4 hidden groups: five methods under on
 
 
 class Entry(NamedTuple):
-    """A recipe: a line for the list, and the text that explains it."""
+    """A recipe: a line for the list, and a description."""
 
     line: str
     text: str
 
 
 RECIPE_LISTS: list[Callable[[], dict[str, Entry]]] = []
-"""Functions that list recipes by name; packages add theirs when they are loaded."""
+"""Functions that list recipes by name; packages add their own when they are loaded."""
 
 WHEN = {
-    "local_only": "as the yardstick: whether federating pays at all.",
-    "fedavg": "if clients are alike; as the yardstick for grouping.",
-    "fedprox": "if one model is to serve all and clients drift apart in long local training.",
-    "ditto": "if each client wants a model of its own that gains from a common one.",
+    "local_only": "as a baseline, to see whether federated learning helps at all.",
+    "fedavg": "if clients are alike, or as a baseline for grouping.",
+    "fedprox": "if you want one model for all and clients drift apart in long local training.",
+    "ditto": "if each client needs its own model, which should benefit from a common model.",
     "per_fedavg": "if clients can take a gradient step on their own data before they predict.",
     "fedproto": "if messages must be small, or clients must not send weights.",
     "fedala": "if clients share most features and differ in the last layers.",
-    "fedpac": "if inputs are alike and clients differ in their labels; costly with many clients.",
-    "fedem": "if each client's data mix a few kinds of labelling, in shares of its own.",
-    "fedgmm": "as fedem, if the kinds also differ in their inputs.",
-    "ifca": "if the number of groups is known and several starts are affordable (run.restarts=10).",
+    "fedpac": "if clients have similar inputs and different labels; slow with many clients.",
+    "fedem": "if each client's data mix a few kinds of labelling, with its own shares.",
+    "fedgmm": "like fedem, if the kinds also differ in their inputs.",
+    "ifca": "if you know the number of groups and can try several starts (run.restarts=10).",
     "cfl": "if groups contradict each other, all clients take part, and there is time to converge.",
-    "fesem": "if the number of groups is known and the groups' trained models lie far apart.",
-    "pacfl": "if groups have different inputs of one size; it does not see other labels.",
-    "survey": "if groups are coarse (other inputs, meanings or label shares): one cheap exchange.",
-    "census": "if groups are expected; the number may be unknown (max_groups), even one.",
-    "clove": "as published; the number of groups may be unknown (max_groups).",
+    "fesem": "if you know the number of groups and their trained models are far apart.",
+    "pacfl": "if groups differ in inputs of one size; it does not see differences in labels.",
+    "survey": "if groups differ clearly (inputs, meanings or label shares): one cheap exchange.",
+    "census": "if you expect groups; their number may be unknown (max_groups), even one.",
+    "clove": "to compare with the paper; the number of groups may be unknown (max_groups).",
 }
 
 
 def catalogue() -> dict[str, dict[str, str]]:
-    """Names by kind, each with a line."""
+    """All names by kind, each with a one-line description."""
     load_plugins()
     return {
         "algorithms": {name: _first(cls) for name, cls in sorted(REGISTRY.items())},
@@ -61,7 +61,7 @@ def catalogue() -> dict[str, dict[str, str]]:
 
 
 def list_recipes() -> dict[str, Entry]:
-    """The demonstration, and the recipes that other packages bring."""
+    """The quickstart, and the recipes of other packages."""
     load_plugins()
     found = {"quickstart": Entry(QUICKSTART, "Run it with: coterie run quickstart")}
     for recipes in RECIPE_LISTS:
@@ -73,12 +73,12 @@ def _first(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").split("\n")[0].rstrip(".")
 
 
-def explained(name: str) -> str:
-    """What something does, when to use it, and its options."""
+def describe(name: str) -> str:
+    """Describe what something does, when to use it, and its options."""
     load_plugins()
     for names in (REGISTRY, models.MODELS, data.PROBLEMS):
         if name in names:
-            return _explained(name, names[name])
+            return _describe(name, names[name])
     recipes = list_recipes()
     if name in recipes:
         return f"{name}: {recipes[name].line}\n\n{recipes[name].text}"
@@ -86,7 +86,7 @@ def explained(name: str) -> str:
     raise ConfigError(unknown("name", name, known))
 
 
-def _explained(name: str, thing: Any) -> str:
+def _describe(name: str, thing: Any) -> str:
     module = sys.modules[thing.__module__]
     parts = [name]
     if isinstance(thing, type) and issubclass(thing, Algorithm):
@@ -107,9 +107,9 @@ def _options(thing: Any) -> list[str]:
 
 
 def load_file(path: Path) -> type[Algorithm]:
-    """The method in a Python file: the one it registers, or the last it defines."""
+    """The method in a Python file: the last one that it defines."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist.")
+        raise ConfigError(f"{path} must be a Python file that defines a method. It does not exist.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -127,5 +127,5 @@ def load_file(path: Path) -> type[Algorithm]:
         and value.__module__ == path.stem
     ]
     if not found:
-        raise ConfigError(f"{path} must define a subclass of coterie.Algorithm. It has none.")
+        raise ConfigError(f"{path} must define a subclass of coterie.Algorithm. Got none.")
     return found[-1]

@@ -1,4 +1,4 @@
-"""Mosaic as a scikit-learn estimator: a mixture of all clients' data, fitted without pooling."""
+"""Mosaic as a scikit-learn estimator: fits one mixture to the data of all clients."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -27,77 +27,78 @@ Array = NDArray[Any]
 
 
 class Step(NamedTuple):
-    """One place on the merge path."""
+    """One point of the merge path."""
 
     n_components: int
     criterion: float  # lower is better
     cost: float  # Ward cost of the merge that led here
-    joined: tuple[int, int] | None  # components whose groups became one
+    joined: tuple[int, int] | None  # components whose groups were merged
 
 
 class Newcomer(NamedTuple):
-    """The components that a client which took no part holds."""
+    """The components of a new client."""
 
-    components: Array  # [held]  of the components found
+    components: Array  # [held]  indices of its components
     weights: Array  # [held]
-    outside: float  # share of its samples far from all of them; 0.001 is expected
-    fits: bool  # False above OUTSIDE: it has something that no other client had
+    outside: float  # share of its samples that is far from all components; 0.001 is expected
+    fits: bool  # False if `outside` is above OUTSIDE: some of its data are unlike all components
 
 
 class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
     """Gaussian mixture of many clients' samples, with an unknown number of components.
 
-    Every client fits its own few components. Only their centres, radii, counts and variances are
-    shared; components that belong together are merged and refined. See `coterie.algorithms.Mosaic`.
+    Every client fits a few components to its own samples and shares only their centres, radii,
+    counts and variances. Components that belong together are merged and refined. See
+    `coterie.algorithms.Mosaic`.
 
     Parameters
     ----------
     n_components
-        Number of components *of each client*: one number for all, a sequence or dict with a number
-        per client (dict: by client id), or "auto" / "bic": every client chooses its own.
+        Number of components *of each client*: one number for all clients, a sequence or dict with a
+        number per client (dict: by client id), or "auto" or "bic": every client chooses its number.
     n_clusters
-        Number of components in all, if known. None: found by `criterion`.
+        Number of components of the whole mixture, if it is known. None: found by `criterion`.
     covariance
         Structure of the components: "tied_full", "tied", "spherical", "diagonal" or "full".
     criterion
         Where to stop merging: "icl", or "bic" for Gaussian groups that lie close together.
     rounds
-        Number of rounds in which overlapping components are pulled together. 0: one shot.
+        Number of rounds in which overlapping components move towards each other. 0: one shot.
     exclusivity
-        A component may hold two components of one client for at most this share of its clients.
-        None: 0.05, and 1 where clients choose their own number of components.
+        A component of the mixture may consist of two components of one client for at most this
+        share of its clients. None: 0.05, and 1 if clients choose their own number of components.
     feedback
-        Rounds in which clients are told what other clients found.
+        Number of rounds in which clients receive the components found so far.
     refine
-        Rounds of EM on the sums of all clients.
+        Number of rounds of EM on the sums of all clients.
     min_count
-        Components of fewer expected samples never leave a client; ignored with a single client.
+        Components with fewer expected samples never leave a client; ignored with a single client.
     noise
         Multiplier of the Gaussian noise on the sums of refinement. None: no noise.
     clip
-        Bound on the distance of a sample from the mean of all. Needed with `noise`.
+        Bound on the distance of a sample from the mean of all samples. Needed with `noise`.
     random_state
-        Seed.
+        Seed, or a NumPy random state.
 
     Attributes
     ----------
     `n_components_`
         Number of components found.
     `means_`, `covariances_`, `weights_`
-        [k, d]; [k], [k, d] or [k, d, d]; [k], shares of all samples.
+        The mixture: [k, d]; [k], [k, d] or [k, d, d]; [k] (shares of all samples).
     `labels_`
-        Component of each sample, by the weights of its own client.
+        Component of each sample, by the weights of its client.
     `clients_`, `client_weights_`
-        Ids of the clients; [clients, k], zero for what a client lacks.
+        Ids of the clients; their weights [clients, k], zero for components that a client lacks.
     `path_`, `gap_`, `plausible_`
         List of `Step`, from single components upwards; criterion of the runner-up minus that of the
-        chosen number; all numbers almost as good.
+        chosen number; all numbers that are almost as good.
     `radii_`
         [c] radius of each client's component: half the distance at which an equal component of
         another client is merged with it (with `covariance="tied_full"`, in the units in which
         components are round).
     `component_means_`, `component_counts_`, `component_clients_`, `component_groups_`
-        What clients sent.
+        The components that clients sent: centres, counts, clients, and component of the mixture.
 
     Examples
     --------
@@ -143,12 +144,14 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         Parameters
         ----------
         X
-            Samples of all clients [n, d] with `groups`, or a list with an array per client. An
-            array without `groups` is one client.
+            Samples of all clients [n, d] with `groups`, or a list with one array per client. An
+            array without `groups` is the data of one client.
+        y
+            Ignored.
         groups
-            Client of each sample.
+            Client of each sample; with a list of arrays, the id of each client.
         """
-        X, owner = self._pooled(X, groups)
+        X, owner = self._pool(X, groups)
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         self.clients_, index = np.unique(owner, return_inverse=True)
         order = np.argsort(index, kind="stable")
@@ -169,7 +172,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any, groups: Any = None) -> Array:
-        """Component of each sample; by its client's weights if `groups` says whose it is."""
+        """Component of each sample; with `groups`, by the weights of the sample's client."""
         labels: Array = self._joint(X, groups).argmax(1).numpy()
         return labels
 
@@ -188,7 +191,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return float(self.score_samples(X, groups).mean())
 
     def place(self, X: Any) -> Newcomer:
-        """The components that a client which took no part holds, and its share outside them."""
+        """The components of a new client, and the share of its samples far from all components."""
         check_is_fitted(self)
         x = torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
         centres, variance = torch.from_numpy(self.means_), torch.from_numpy(self.covariances_)
@@ -198,31 +201,33 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         return Newcomer(held.numpy(), weights[held].numpy(), outside, outside <= OUTSIDE)
 
     def at(self, n_clusters: int) -> Array:
-        """Group of each client's component if the path were cut at another number."""
+        """Group of each client's component for another number of components."""
         check_is_fitted(self)
         path = self._ward_path()
         merges = len(self.component_counts_) - n_clusters
         if not 0 <= merges <= len(path.joins):
             low = len(self.component_counts_) - len(path.joins)
             raise ValueError(
-                f"n_clusters must be between {low} and {len(self.component_counts_)}, where the "
-                f"merge path goes. Got {n_clusters}."
+                f"n_clusters must be between {low} and {len(self.component_counts_)}, the ends of "
+                f"the merge path. Got {n_clusters}."
             )
         return cut(path, len(self.component_counts_), merges)
 
-    # inside
+    # private
 
-    def _pooled(self, X: Any, groups: Any) -> tuple[Any, Array]:
-        """One array and the client of each row."""
+    def _pool(self, X: Any, groups: Any) -> tuple[Any, Array]:
+        """Return one array and the client of each row."""
         if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) == 2:
             parts = [check_array(part, dtype=np.float64) for part in X]
             if len({part.shape[1] for part in parts}) > 1:
                 raise ValueError(
-                    "All clients must have the same features. Got "
+                    "X: all clients must have the same features. Got "
                     f"{[part.shape[1] for part in parts]} columns."
                 )
             if groups is not None and len(groups) != len(parts):
-                raise ValueError("With a list of arrays, groups must name each of them.")
+                raise ValueError(
+                    f"groups must have one entry per array of X, {len(parts)}. Got {len(groups)}."
+                )
             names = np.arange(len(parts)) if groups is None else np.asarray(groups)
             return np.concatenate(parts), np.repeat(names, [len(part) for part in parts])
         n = len(X) if hasattr(X, "__len__") else X.shape[0]
@@ -257,7 +262,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
             if len(counts) != len(names):
                 raise ValueError(
                     f"n_components must have a number for each of {len(names)} clients. Got "
-                    f"{len(counts)}."
+                    f"{len(counts)} numbers."
                 )
             facts = {"n_components": torch.tensor(counts)}
         pool = torch.from_numpy(np.ascontiguousarray(x))
@@ -304,7 +309,7 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         )
 
     def _ward_path(self) -> Path:
-        """The merge path again, from what clients sent."""
+        """Compute the merge path again, from what clients sent."""
         counts, tolerance = self.component_counts_, self._mosaic.tolerance
         units = merging.whiten(counts, self._component_centres, self._component_variances)
         least = merging.fewest(self._owner, tolerance) if self.n_clusters is None else 1
@@ -331,8 +336,9 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         place = np.searchsorted(self.clients_, owner).clip(max=len(self.clients_) - 1)
         if len(owner) != len(x) or not (self.clients_[place] == owner).all():
             raise ValueError(
-                "groups must name the client of each sample, one of clients_. For a new client "
-                "leave it out, or see place."
+                "groups must have the client of each sample, one of clients_. Got an unknown "
+                "client or another number of entries. For a new client leave groups out, or use "
+                "place."
             )
         return density + torch.from_numpy(self.client_weights_[place]).log()
 
@@ -344,9 +350,9 @@ def own_weights(method: Mosaic, client: Client, given: Tree) -> dict[str, torch.
 
 
 def effective_radii(n: Array, variance: float, d: int, entropy: bool = True) -> Array:
-    """Radii at which the criterion acts: half the distance at which two equal components merge.
+    """Effective radii: half the distance at which the criterion merges two equal components.
 
-    With one variance, ICL merges A and B iff their squared distance is at most
+    With one variance, ICL merges A and B if and only if their squared distance is at most
     s2 (1/n_A + 1/n_B) [(d + 1) log N + 2 h]; for equal counts h = 2 n log 2.
     """
     price = (d + 1) * np.log(max(n.sum(), 1.0))

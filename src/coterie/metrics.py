@@ -1,8 +1,8 @@
-"""Measures of a grouping, of models against the truth, and of scores over clients.
+"""Metrics of groupings, of models compared with the truth, and of scores over clients.
 
-Every function is mathematics on tensors. The ground truth is known in simulations only, and only
-measures may look at it. A label of -1 means "not placed yet"; such clients are left out of the
-measures of a grouping, so that a run with few participants is judged on the clients it has seen.
+The true groups are known in simulations only, and only metrics may use them. A label of -1 means
+that a client is unassigned. The metrics of groupings leave out unassigned clients, so a run with
+few participants is evaluated on the clients it has asked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,14 +35,18 @@ __all__ = [
 def bootstrap_mean(
     values: Tensor, resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Mean of some values, and a percentile interval by drawing as many of them again and again.
+    """Mean of some values, and a percentile bootstrap interval: (mean, low, high).
 
     Parameters
     ----------
     values
-        One per client, finite. [clients]
+        One value per client, finite. [clients]
+    resamples
+        Number of bootstrap samples.
+    seed
+        Seed of the bootstrap samples.
     level
-        Share of the resampled means that lie inside the interval.
+        Share of the resampled means inside the interval.
 
     Examples
     --------
@@ -67,15 +71,15 @@ def adjusted_rand(found: Tensor, truth: Tensor, on: Tensor | None = None) -> flo
     Parameters
     ----------
     found
-        Group of each client, -1 where it has none. [clients]
+        Group of each client, -1 for unassigned clients. [clients]
     truth
         True group of each client. [clients]
     on
-        Ids of the clients to judge, for instance a round's participants. Default: all.
+        Ids of the clients to evaluate, for example the participants of a round. None: all clients.
 
     Returns
     -------
-    The index, or None where it is undefined: the clients judged all belong to one true group.
+    The index, or None if it is undefined, because all clients belong to one true group.
 
     Examples
     --------
@@ -87,23 +91,23 @@ def adjusted_rand(found: Tensor, truth: Tensor, on: Tensor | None = None) -> flo
     >>> adjusted_rand(truth, torch.zeros(6)) is None
     True
     """
-    found, truth = _judged(found, truth, on)
+    found, truth = _select_clients(found, truth, on)
     if truth.unique().numel() < 2:
         return None
     return float(adjusted_rand_score(truth.numpy(), found.numpy()))
 
 
 def masked_rand(found: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
-    """Adjusted Rand index of the rows that count, as a tensor; it may be stacked.
+    """Adjusted Rand index of the real rows, as a tensor; stackable.
 
-    1 where both put everything together or everything apart.
+    It is 1 if both labellings put all rows into one group, or if both put each row into its own.
 
     >>> found, truth = torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 7, 5])
     >>> masked_rand(found, truth, torch.tensor([True, True, True, False]))
     tensor(1., dtype=torch.float64)
     """
     n = mask.sum().double()
-    # Pairs of different rows: together in both, in ours, in the true one.
+    # Numbers of pairs of rows that are in one group: in both labellings, in `found`, in `truth`.
     both, a, b = (
         _pairs_together(code, mask) for code in (found * (truth.max() + 1) + truth, found, truth)
     )
@@ -123,8 +127,8 @@ def _pairs_together(code: Tensor, mask: Tensor) -> Tensor:
 def normalized_mutual_info(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
     """Mutual information of found and true groups, divided by the mean of their entropies.
 
-    Unlike the adjusted Rand index it is not corrected for chance: many small groups score well.
-    Parameters and undefined cases are those of `adjusted_rand`.
+    Unlike the adjusted Rand index it is not corrected for chance, so many small groups get a high
+    value. Parameters and undefined cases are those of `adjusted_rand`.
 
     Examples
     --------
@@ -134,17 +138,17 @@ def normalized_mutual_info(found: Tensor, truth: Tensor, on: Tensor | None = Non
     >>> round(normalized_mutual_info(torch.tensor([0, 1, 2, 3]), truth), 3)
     0.667
     """
-    found, truth = _judged(found, truth, on)
+    found, truth = _select_clients(found, truth, on)
     if truth.unique().numel() < 2:
         return None
     return float(normalized_mutual_info_score(truth.numpy(), found.numpy()))
 
 
 def identity_accuracy(found: Tensor, truth: Tensor, on: Tensor | None = None) -> float | None:
-    """Fraction of clients in the right group, under the best one-to-one naming of the groups.
+    """Fraction of clients in the correct group, for the best one-to-one matching of the groups.
 
-    A found group that gets no true name, because there are more found groups than true ones, is
-    wrong throughout. Parameters are those of `adjusted_rand`; None if no client is placed.
+    If there are more found groups than true groups, all clients of a group without a match count as
+    wrong. Parameters are those of `adjusted_rand`; None if all clients are unassigned.
 
     Examples
     --------
@@ -153,7 +157,7 @@ def identity_accuracy(found: Tensor, truth: Tensor, on: Tensor | None = None) ->
     >>> identity_accuracy(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 1]))
     0.75
     """
-    found, truth = _judged(found, truth, on)
+    found, truth = _select_clients(found, truth, on)
     if not found.numel():
         return None
     shared = contingency_matrix(truth.numpy(), found.numpy())  # [true groups, found groups]
@@ -162,9 +166,9 @@ def identity_accuracy(found: Tensor, truth: Tensor, on: Tensor | None = None) ->
 
 
 def first_round(values: Iterable[float | None], at_least: float) -> int | None:
-    """Round, counted from 1, in which a value first reaches a level; None if it never does.
+    """First round, counted from 1, in which a value reaches a level; None if there is none.
 
-    Undefined entries (None or NaN) reach nothing.
+    Undefined entries (None or NaN) do not reach any level.
 
     Examples
     --------
@@ -189,13 +193,13 @@ def parameter_distance(models: Tensor, truth: Tensor, nearest: bool = False) -> 
     truth
         True parameters, one group per row. [k, d]
     nearest
-        False: models and truths are paired one to one, in the way that makes the mean smallest;
-        if there are more of one than of the other, those left over do not count. True: each model
-        is compared with the truth nearest to it, so that several may share one.
+        False: models and true parameters are paired one to one so that the mean is smallest; if
+        there are more of one than of the other, the rest does not count. True: each model is
+        compared with the nearest true parameters, so several models may be compared with the same.
 
     Returns
     -------
-    The mean distance; infinity if a model has diverged (an entry is not finite).
+    The mean distance; infinity if an entry is not finite, because a model has diverged.
 
     Examples
     --------
@@ -212,7 +216,7 @@ def parameter_distance(models: Tensor, truth: Tensor, nearest: bool = False) -> 
             "parameter_distance: models and truth must be matrices with the same number of "
             f"columns. Got shapes {tuple(models.shape)} and {tuple(truth.shape)}."
         )
-    # Not by way of inner products: those lose half the digits between vectors that almost agree.
+    # Not by inner products, which lose half of the digits if vectors are almost equal.
     distance = torch.cdist(models, truth, compute_mode="donot_use_mm_for_euclid_dist")  # [k, k]
     if not distance.isfinite().all():
         return float("inf")
@@ -222,20 +226,20 @@ def parameter_distance(models: Tensor, truth: Tensor, nearest: bool = False) -> 
 
 
 class MixtureError(TypedDict):
-    """How far estimated proportions are from the true ones."""
+    """Errors of estimated mixture proportions."""
 
     mae: float
     """Mean absolute error over clients and components."""
     maximum: float
     """Largest absolute error."""
     spearman: list[float | None]
-    """Rank correlation over clients, per true component; None where one side is constant."""
+    """Rank correlation over clients, per true component; None if one side is constant."""
     slope: float | None
-    """Regression of the estimate on the truth: below one, shares are drawn to the middle."""
+    """Regression of the estimate on the truth; below one, shares are biased towards equal ones."""
 
 
 def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
-    """Error of estimated mixture proportions, under the best one-to-one naming of components.
+    """Error of estimated mixture proportions, for the best one-to-one matching of components.
 
     Parameters
     ----------
@@ -246,8 +250,8 @@ def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
 
     Returns
     -------
-    Mean absolute error, largest error, and per true component the rank correlation over clients.
-    The naming is the one with the smallest mean absolute error.
+    Mean absolute error, largest error, rank correlation over clients for each true component, and
+    slope. The matching is the one with the smallest mean absolute error.
 
     Examples
     --------
@@ -276,7 +280,7 @@ def mixture_error(estimated: Tensor, true: Tensor) -> MixtureError:
 
 
 def match_components(estimated: Tensor, true: Tensor) -> Tensor:
-    """Which estimated component stands for each true one, by shares: [k].
+    """The estimated component that matches each true component, by shares: [k].
 
     Examples
     --------
@@ -289,23 +293,23 @@ def match_components(estimated: Tensor, true: Tensor) -> Tensor:
 
 
 class Experts(TypedDict):
-    """How well each component's own expert does, and how much better than the others."""
+    """Scores of the matching expert of each component, and its lead over the other experts."""
 
     matched: list[float]
-    """Score of a true component's own expert on it."""
+    """Score of the matching expert on each true component."""
     gap: list[float]
-    """By how much that exceeds the best of the other experts; empty with one component."""
+    """Difference to the best of the other experts; empty with one component."""
 
 
 def expert_scores(matrix: Tensor, order: Tensor) -> Experts:
-    """Own scores and gaps from the scores of every expert on every true component.
+    """Scores of the matching experts and their leads, from the scores of all experts.
 
     Parameters
     ----------
     matrix
         Score of expert j on the test set of true component c. [k, k]
     order
-        The expert of each true component, by `match_components`: never by the scores themselves.
+        The expert of each true component, from `match_components` (never from the scores). [k]
 
     Examples
     --------
@@ -320,11 +324,11 @@ def expert_scores(matrix: Tensor, order: Tensor) -> Experts:
 
 
 class Spread(TypedDict):
-    """Scores over clients in five figures."""
+    """Five summary statistics of scores over clients."""
 
     mean: float
     std: float
-    """Population deviation (divided by the number of clients)."""
+    """Population standard deviation (divided by the number of clients)."""
     worst_decile: float
     """Mean of the lowest tenth of the clients, at least one."""
     min: float
@@ -332,10 +336,10 @@ class Spread(TypedDict):
 
 
 def spread(values: Tensor | Sequence[float]) -> Spread:
-    """Mean, deviation, worst decile, minimum and median of one score per client.
+    """Mean, standard deviation, worst decile, minimum and median of one score per client.
 
-    Higher is better: give negated losses, not losses. A client without a score has to be left out
-    by the caller; one NaN makes every figure NaN, so that none is lost silently.
+    Higher scores must be better: use negative losses, not losses. Leave out clients without a
+    score; one NaN makes all results NaN, so that no client is lost unnoticed.
 
     Examples
     --------
@@ -360,7 +364,7 @@ def spread(values: Tensor | Sequence[float]) -> Spread:
 def accuracy(outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Fraction of the real samples whose largest output is that of their class.
 
-    Stackable, hence a tensor. NaN if no row is real.
+    Stackable, so the result is a tensor. NaN if no row is real.
 
     Parameters
     ----------
@@ -381,8 +385,8 @@ def accuracy(outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return right.sum() / mask.sum()
 
 
-def _judged(found: Tensor, truth: Tensor, on: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Found and true groups of the clients to judge: those in `on` that have a group."""
+def _select_clients(found: Tensor, truth: Tensor, on: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Found and true groups of the clients in `on` that are assigned to a group."""
     if found.ndim != 1 or found.shape != truth.shape:
         raise ValueError(
             "metrics: found and truth must hold one label per client. "

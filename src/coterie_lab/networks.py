@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from coterie.core.errors import ConfigError
 from coterie.core.random import fold, uniform
-from coterie.models import Sized, builder, n_inputs, shown
+from coterie.models import Sized, builder, describe_shape, n_inputs
 
 
 class GreyCNN(nn.Module):
@@ -383,6 +383,6 @@ def _image(name: str, data: Sized, channels: int, side: int | None = None) -> tu
     if not right or (side is not None and shape[1:] != (side, side)):
         size = "height, width" if side is None else f"{side}, {side}"
         raise ConfigError(
-            f"{name}: samples must be images [{channels}, {size}]. Got {shown(shape)}."
+            f"{name}: samples must be images [{channels}, {size}]. Got {describe_shape(shape)}."
         )
     return shape

@@ -336,7 +336,7 @@ def test_a_file_without_a_method_cannot_be_checked(call, tmp_path):
     (tmp_path / "empty_method.py").write_text("x = 1\n")
     code, _, err = call("check", tmp_path / "empty_method.py")
     assert code == 2
-    assert "must define a subclass of coterie.Algorithm. It has none" in err
+    assert "must define a subclass of coterie.Algorithm. Got none" in err
     (tmp_path / "torn_method.py").write_text("def (\n")
     code, _, err = call("check", tmp_path / "torn_method.py")
     assert code == 2

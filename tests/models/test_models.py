@@ -125,7 +125,7 @@ def test_every_model_has_a_builder():
         ("mlp", FLAT, {"hiden": (3,)}, "Unknown option of mlp 'hiden'. Did you mean 'hidden'"),
         ("cnn", FLAT, {}, r"images \[channels, height, width\]. Got \[64\]"),
         ("cnn", IMAGE, {"widths": (2, 2, 2, 2)}, "at least 16 pixels wide and high for 4 blocks"),
-        ("linear_regressor", FLAT, {}, "one number to predict. .* with 10 outputs"),
+        ("linear_regressor", FLAT, {}, "regression with one output. .* with 10 outputs"),
         (
             "mlp",
             SimpleNamespace(sample_shape={"a": (2,), "b": (3,)}, n_outputs=2),

@@ -1,4 +1,4 @@
-"""What every method must do. A check is called with a maker and an engine."""
+"""The contract: what every method must do. A check is called with a maker and an engine."""
 
 import random
 import tempfile
@@ -39,11 +39,11 @@ from coterie.running.loop import resume, run
 
 
 class Broken(Exception):
-    """A method does not do what it must; the sentence says what, and what to do."""
+    """A method breaks the contract; the message says how, and what to do."""
 
 
 class DoesNotApply(Exception):
-    """There is nothing here that the check could look at."""
+    """The check does not apply to this method."""
 
 
 Check = Callable[[Make, str], None]
@@ -71,13 +71,13 @@ STACKABLE = (
 
 @_check
 def engines_agree(make: Make, engine: str) -> None:
-    """All engines come to the same state and memory, with unequal clients, half of them asked."""
+    """All engines reach the same state and memory, with unequal clients and half of them asked."""
     _agree_on(make, tiny(), engine)
 
 
 @_check
 def batch_norm_and_dropout(make: Make, engine: str) -> None:
-    """Engines agree on a net with batch norm and dropout, too."""
+    """Engines also agree on a network with batch norm and dropout."""
     _agree_on(make, tiny(net="normed"), engine)
 
 
@@ -87,17 +87,17 @@ def _agree_on(make: Make, problem: Problem, engine: str) -> None:
         return
     reference = outcome(make, problem, "loop", participation=0.5)
     other = outcome(make, problem, engine, participation=0.5)
-    owner = f"The {engine} engine must come to the same result as one client after the other"
+    owner = f"The {engine} engine must give the same result as running one client at a time"
     _same(reference, other, ROUNDING, owner, STACKABLE)
 
 
 @_check
 def chunks_do_not_matter(make: Make, engine: str) -> None:
-    """How many clients run at once changes nothing beyond rounding."""
+    """The number of clients that run at once changes nothing beyond rounding."""
     whole = outcome(make, tiny(), engine, chunk=100)
     for chunk in (1, 4):
         parts = outcome(make, tiny(), engine, chunk=chunk)
-        owner = f"{chunk} clients at once must give the same as all at once"
+        owner = f"{chunk} clients at once must give the same result as all clients at once"
         _same(whole, parts, ROUNDING, owner, STACKABLE)
 
 
@@ -106,21 +106,21 @@ def chunks_do_not_matter(make: Make, engine: str) -> None:
 
 @_check
 def resume_is_exact(make: Make, engine: str) -> None:
-    """Three rounds, a stop and two more leave the same bytes as five rounds."""
+    """Three rounds, a stop and two more rounds write the same bytes as five rounds."""
     problem = tiny()
     with tempfile.TemporaryDirectory() as folder:
         stopped, whole = Path(folder) / "stopped", Path(folder) / "whole"
         _run(make, problem, engine, 3, stopped)
-        # In between, so that what a method hides outside its state is no longer there.
+        # The new instance has nothing that a method keeps outside its state.
         _run(make, problem, engine, 5, whole)
         resume(make(problem), problem.data, _settings(engine, 5), stopped)
         ours, theirs = _read_results(whole), _read_results(stopped)
     odd = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
     if odd:
         raise Broken(
-            "A resumed run must be the run that never stopped, byte for byte. These files differ: "
-            f"{', '.join(odd)}. Keep all that the next round needs in State or in the clients' "
-            "memory, and nothing in Python objects."
+            "A resumed run must write the same bytes as a run without a stop. These files differ: "
+            f"{', '.join(odd)}. Keep everything that the next round needs in State or in the "
+            "clients' memory, and nothing in Python objects."
         )
 
 
@@ -143,7 +143,7 @@ def _read_results(out: Path) -> dict[str, bytes]:
 
 @_check
 def lost_replies_do_no_harm(make: Make, engine: str) -> None:
-    """A run goes on when a third of all replies are lost, and the silent remember what they did."""
+    """A run continues if a third of the replies are lost; lost clients keep their memory."""
     problem, accepted = tiny(), 0
     algorithm, fed = make(problem), Watched(problem.data, engine)
     first, *_ = states(algorithm, fed, 0)
@@ -158,19 +158,19 @@ def lost_replies_do_no_harm(make: Make, engine: str) -> None:
         for memory in (before, after):
             for name in heard & memory.keys():
                 del memory[name]
-        owner = f"The memory of clients that did not answer must stay as it was; in round {number}"
+        owner = f"The memory of clients that did not answer must not change; in round {number}"
         _same(
             before, after, EXACTLY, owner, "Clients change their memory by Reply(keep=...) alone."
         )
     if accepted < 3:
         raise Broken(
-            f"A run must go on when replies are lost. {5 - accepted} of 5 rounds were abandoned. "
-            "Ask with a smaller at_least."
+            f"A run must continue if replies are lost. {5 - accepted} of 5 rounds were abandoned. "
+            "Use a smaller at_least in fed.map."
         )
     advice = "Average over the clients that answered, not over those that were asked."
     _finite(first, state, "when replies are lost", advice)
     idle = _idle(make, engine, faults=fed.faults)
-    _same(*idle, ROUNDING, "Lost replies alone must not move a model", advice)
+    _same(*idle, ROUNDING, "Lost replies alone must not change a model", advice)
 
 
 def _finite(first: Any, state: Any, when: str, advice: str) -> None:
@@ -197,7 +197,7 @@ def abandoned_rounds_leave_no_trace(make: Make, engine: str) -> None:
         before = traces(fed, state)
         fed.silent = number
         _, accepted = advance(algorithm, fed, state, 2)
-        if accepted:  # the method does without these answers
+        if accepted:  # the method does not need these answers
             continue
         abandoned += 1
         fed.silent = None
@@ -207,7 +207,7 @@ def abandoned_rounds_leave_no_trace(make: Make, engine: str) -> None:
         later = traces(fed, advance(algorithm, fed, state, 3)[0])
         _same(expected, later, EXACTLY, f"{owner} in the next one", advice)
     if not abandoned:
-        raise DoesNotApply("no round is abandoned, whichever client is silent.")
+        raise DoesNotApply("no round is abandoned, whichever exchange is not answered.")
 
 
 @_check
@@ -222,13 +222,13 @@ def late_joiners_are_taken_in(make: Make, engine: str) -> None:
     for name in per_client_fields(state):
         if len(getattr(state, name)) != n_clients:
             raise Broken(
-                f"A PerClient field must have an entry for each of {n_clients} clients, late ones "
-                f"too. '{name}' has {len(getattr(state, name))}. Update it with put."
+                f"A PerClient field must have an entry for each of {n_clients} clients, including "
+                f"late ones. '{name}' has {len(getattr(state, name))}. Update it with put."
             )
     if not any(newcomer in seen.heard for seen in fed.log):
         raise Broken(
-            "A client that joins late must be asked. It never was in two rounds. Ask fed.cohort() "
-            "or fed.everyone() anew in every step."
+            "A client that joins late must be asked. It was not asked in two rounds. Call "
+            "fed.cohort() or fed.everyone() in every step."
         )
     if hasattr(state, "assignment") and int(state.assignment[newcomer]) < 0:
         raise Broken(
@@ -246,7 +246,7 @@ def late_joiners_are_taken_in(make: Make, engine: str) -> None:
 
 @_check
 def nan_replies_are_dropped(make: Make, engine: str) -> None:
-    """Replies that are not numbers are left out with a warning, and the state stays finite."""
+    """Replies with nan are left out with a warning, and the state stays finite."""
     problem = tiny()
     algorithm, fed = make(problem), Watched(problem.data, engine)
     fed.poisoned = 1
@@ -258,8 +258,8 @@ def nan_replies_are_dropped(make: Make, engine: str) -> None:
     _finite(first, state, "when a client replies with nan", "Or leave such replies out yourself.")
     if not warned:
         raise Broken(
-            "Replies with nan must be left out with a warning. There was none. Average with Mean, "
-            "or warn where you leave them out."
+            "Replies with nan must be left out with a warning. There was no warning. Average with "
+            "Mean, or warn where you leave replies out."
         )
 
 
@@ -268,19 +268,19 @@ def nan_replies_are_dropped(make: Make, engine: str) -> None:
 
 @_check
 def evaluations_change_nothing(make: Make, engine: str) -> None:
-    """Evaluating after every round or never comes to the same state and memory."""
+    """Evaluating after every round or never gives the same state and memory."""
     problem = tiny()
     never = outcome(make, problem, engine, participation=0.5)
     algorithm, fed = make(problem), Watched(problem.data, engine, participation=0.5)
     for state in states(algorithm, fed, 3):
         evaluate(algorithm, fed, state, problem.data.task)
     advice = "place, deploy, personalise and predict must return new tensors and keep nothing."
-    _same(never, traces(fed, state), EXACTLY, "Examining must not change a run", advice)
+    _same(never, traces(fed, state), EXACTLY, "Evaluations must not change a run", advice)
 
 
 @_check
 def client_order_does_not_matter(make: Make, engine: str) -> None:
-    """Numbering the clients differently renumbers the answer, and changes nothing else."""
+    """Another numbering of the clients renumbers the result, and changes nothing else."""
     problem = tiny()
     order = torch.arange(len(problem.data)).flip(0).roll(2)
     other = Problem(problem.data.subset(order), problem.model, problem.local, problem.n_groups)
@@ -290,40 +290,40 @@ def client_order_does_not_matter(make: Make, engine: str) -> None:
     for name in per_client_fields(state):
         state = state._replace(**{name: getattr(state, name)[order]})
     expected = {"state": state, "memory": first["memory"]}
-    owner = "Renumbering the clients must only renumber the answer"
+    owner = "Renumbering the clients must only renumber the result"
     advice = (
-        "Use no client id as a number: draw by fed.turns or client.key, and mark state fields "
-        "with an entry per client as PerClient."
+        "Do not compute with client ids: draw with fed.turns or client.key, and mark state fields "
+        "with one entry per client as PerClient."
     )
     _same(expected, second, ROUNDING, owner, advice)
 
 
 @_check
 def seeds_decide(make: Make, engine: str) -> None:
-    """The same seed gives the same run, another seed another one."""
+    """The same seed gives the same run, and another seed gives another run."""
     once, again = (outcome(make, tiny(), engine, participation=0.5) for _ in range(2))
-    owner = "The same seed must give the same run, bit for bit"
+    owner = "The same seed must give a bit-identical run"
     advice = "Draw from fed.key(...) and client.key, and keep nothing in Python objects."
     _same(once, again, EXACTLY, owner, advice)
     other = outcome(make, tiny(), engine, participation=0.5, seed=1)
     if not difference(once, other, EXACTLY):
         raise Broken(
-            "Another seed must give another run. Seeds 0 and 1 end in the same state. Draw first "
+            "Another seed must give another run. Seeds 0 and 1 end in the same state. Draw initial "
             "models from fed.key(...)."
         )
 
 
 @_check
 def global_generators_stay_untouched(make: Make, engine: str) -> None:
-    """No task and no verb draws from the generators of torch, numpy or Python."""
+    """The method does not draw from the global generators of torch, numpy or Python."""
     problem = tiny()
     before = _generators()
     for _ in states(make(problem), Watched(problem.data, engine), 2):
         for name, state in _generators().items():
             if state != before[name]:
                 raise Broken(
-                    f"The global generator of {name} must not be touched. It was. Draw from "
-                    "client.key or fed.key(...) with coterie.core.random."
+                    f"The global generator of {name} must not be used. Its state has changed. Draw "
+                    "from client.key or fed.key(...) with coterie.core.random."
                 )
 
 
@@ -338,7 +338,7 @@ def _generators() -> dict[str, bytes]:
 
 @_check
 def only_evaluation_reads_test_data(make: Make, engine: str) -> None:
-    """Nothing but the evaluation reads test data."""
+    """Only the evaluation reads test data."""
     problem = tiny()
     guarded = Guarded(problem.data)
     algorithm, fed = make(problem), Watched(guarded, engine)
@@ -349,8 +349,8 @@ def only_evaluation_reads_test_data(make: Make, engine: str) -> None:
         error = raised
     if guarded.refused:
         raise Broken(
-            "Test data are for the evaluation alone. They were asked for during a round. Use "
-            "client.train, or client.validation with a share held out."
+            "Only the evaluation may read test data. They were read during a round. Use "
+            "client.train, or client.validation with a held-out share."
         ) from error
     if error is not None:
         raise error
@@ -358,12 +358,12 @@ def only_evaluation_reads_test_data(make: Make, engine: str) -> None:
     evaluate(algorithm, fed, state, problem.data.task)
 
 
-# what travels, what is kept
+# messages and memory
 
 
 @_check
 def replies_do_not_grow_with_data(make: Make, engine: str) -> None:
-    """Four times as many samples make no reply longer."""
+    """Replies have the same size with four times the number of samples."""
     few, many = (_reply_sizes(make, tiny(n=n), engine) for n in (8, 32))
     for name in few.keys() & many.keys():
         if many[name] > few[name]:
@@ -391,31 +391,31 @@ def _log(make: Make, problem: Problem, engine: str) -> tuple[list[Exchange], Any
 
 @_check
 def server_memory_does_not_grow_with_clients(make: Make, engine: str) -> None:
-    """Where replies are averaged on the way in, the server holds no model per client."""
+    """If replies are averaged as they arrive, the server keeps no model per client."""
     held, model, n_clients = [], 0, []
     for clients_per_group in (2, 4):
         problem = tiny(n=8, clients_per_group=clients_per_group)
         if make(problem).summaries:
-            raise DoesNotApply("the server clusters summaries of clients, and keeps them.")
+            raise DoesNotApply("the server keeps summaries of clients in order to cluster them.")
         log, state = _log(make, problem, engine)
         means = [seen for seen in log if seen.reduced]
         if not means:
-            raise DoesNotApply("no reply is averaged on the way in (`reduce`).")
+            raise DoesNotApply("no reply is averaged as it arrives (`reduce`).")
         model = max(sum(seen.sizes.get(name, 0) for name in seen.reduced) for seen in means)
         held.append(max(seen.held for seen in means) + n_bytes(state))
         n_clients.append(len(problem.data))
     growth = (held[1] - held[0]) / (n_clients[1] - n_clients[0])
     if growth >= model:
         raise Broken(
-            "Where replies are averaged on the way in, the server must not hold a model per "
-            f"client. It holds {growth:.0f} bytes more for each client, and a model has {model}. "
-            "Name every large part of the reply in a Mean, and keep none in State."
+            "If replies are averaged as they arrive, the server must not keep a model per client. "
+            f"It keeps {growth:.0f} bytes more for each client, and a model has {model} bytes. Use "
+            "a Mean for every large part of the reply, and keep none of them in State."
         )
 
 
 @_check
 def saved_models_predict_the_same(make: Make, engine: str) -> None:
-    """State and memory, written to files and read again, predict the same bits."""
+    """State and memory that are saved and loaded again give bit-identical predictions."""
     problem = tiny()
     with tempfile.TemporaryDirectory() as folder:
         result = _run(make, problem, engine, 2, Path(folder) / "run")
@@ -428,8 +428,8 @@ def saved_models_predict_the_same(make: Make, engine: str) -> None:
     x = problem.data.gather("train", torch.tensor([0])).x[0]
     now = answers(result.algorithm, result.fed, result.state, x)
     then = answers(algorithm, fed, saved["state"], x)
-    owner = "A saved run must predict what the run itself predicts"
-    advice = "Predict from State and the client's memory alone; annotate what init returns."
+    owner = "A saved run must give the same predictions as the run itself"
+    advice = "Predict from State and the client's memory only; annotate the return type of init."
     _same(now, then, EXACTLY, owner, advice)
 
 
@@ -438,17 +438,17 @@ def saved_models_predict_the_same(make: Make, engine: str) -> None:
 
 @_check
 def zero_epochs_change_no_model(make: Make, engine: str) -> None:
-    """Without local work, no model changes."""
+    """Without local training, no model changes."""
     first, last = _idle(make, engine)
     if not last:
-        raise DoesNotApply("neither state nor memory holds a model.")
-    advice = "Weights of a mean must add up to one: average with Mean, and move models by training."
-    _same(first, last, ROUNDING, "Without local work no model may change", advice)
+        raise DoesNotApply("there is no model in the state or in the clients' memory.")
+    advice = "Weights of a mean must add up to one: average with Mean, and only train models."
+    _same(first, last, ROUNDING, "Without local training no model may change", advice)
 
 
 def _idle(make: Make, engine: str, **options: Any) -> tuple[Tree, Tree]:
-    """All models when they are first seen and after some rounds without local work."""
-    problem = tiny(epochs=0, learning_rate=0.0)  # a rate, because some methods step on the server
+    """All models at the start, and after some rounds without local training."""
+    problem = tiny(epochs=0, learning_rate=0.0)  # rate 0, because some methods step on the server
     algorithm, fed = make(problem), Watched(problem.data, engine, **options)
     first: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
@@ -460,10 +460,10 @@ def _idle(make: Make, engine: str, **options: Any) -> tuple[Tree, Tree]:
 
 @_check
 def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
-    """Clients' own models reach the accuracy the method states (`bar`) on their test data."""
+    """The clients' models reach the accuracy `bar` of the method on their test data."""
     problem, best = tiny(n=40, epochs=2), 0.0
     algorithm = make(problem)
-    for seed in range(3):  # initial models can be unlucky, as IFCA's authors say of theirs
+    for seed in range(3):  # some initial models are unlucky, as the authors of IFCA say
         fed = Watched(problem.data, engine, seed)
         *_, state = states(algorithm, fed, 8)
         scores = evaluate(algorithm, fed, state, problem.data.task)
@@ -474,5 +474,6 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
             return
     raise Broken(
         f"The tiny problem must be learnt to an accuracy of {algorithm.bar:.2f}. The best of three "
-        f"seeds reached {best:.2f}. Correct the method, or state the `bar` it can reach and why."
+        f"seeds reached {best:.2f}. Correct the method, or set `bar` to what it can reach and "
+        "explain why."
     )

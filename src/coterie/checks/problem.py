@@ -1,4 +1,4 @@
-"""The tiny problem every method is tried on, and its data behind a guard."""
+"""The tiny problem for the checks, and data that refuse access to test data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Problem:
 
 
 class Normed(nn.Module):
-    """A net whose layers behave differently in training: batch norm and dropout."""
+    """A network with layers that behave differently in training: batch norm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Normed(nn.Module):
 
 
 def plain() -> nn.Module:
-    """The net of the tiny problem; its body is larger than its head."""
+    """The network of the tiny problem; its body is larger than its head."""
     return MLP(N_INPUTS, N_CLASSES, hidden=(8,))
 
 
@@ -59,7 +59,7 @@ def tiny(
     learning_rate: float = 0.2,
     net: Literal["plain", "normed"] = "plain",
 ) -> Problem:
-    """Two groups that name four clouds differently; clients of unequal size; double precision.
+    """Four clusters that two groups label differently; clients of unequal size; float64.
 
     >>> tiny().data.sizes("train")
     tensor([14,  5,  4, 13, 10, 10])
@@ -71,7 +71,7 @@ def tiny(
 
 
 class Guarded:
-    """Data as engines ask for them, and no more; test data are refused until it is opened."""
+    """Only what engines need from data; test data are refused until the guard is opened."""
 
     def __init__(self, data: FederatedData) -> None:
         self.names: Sequence[str] = data.names
@@ -80,10 +80,10 @@ class Guarded:
         def gather(split: str, ids: Ids) -> Batch:
             if split == "test" and not self.opened:
                 self.refused += 1
-                raise PermissionError("test data are for the evaluation alone")
+                raise PermissionError("only the evaluation may read test data")
             return data.gather(split, ids)
 
-        # Closures, so that nothing on this object leads to the pool or to the truth.
+        # Closures, so that no attribute of this object gives access to all data or to the truth.
         self._gather, self._sizes, self._facts = gather, data.sizes, data.facts
 
     def gather(self, split: str, ids: Ids) -> Batch:
@@ -95,5 +95,5 @@ class Guarded:
         return self._sizes(split)
 
     def facts(self, ids: Ids) -> Tree:
-        """What some clients know of themselves."""
+        """Facts of some clients."""
         return self._facts(ids)

@@ -19,7 +19,7 @@ KERNELS = ("stacked:twins", "stacked:gram", "stacked:vmap", "stacked:loop")
 
 
 class CheckResult(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     check: str
     passed: bool
@@ -40,7 +40,7 @@ class Report(list[CheckResult]):
 
     @property
     def passed(self) -> bool:
-        """Whether all did."""
+        """Whether all checks passed."""
         return not self.failures
 
     def __str__(self) -> str:
@@ -59,21 +59,22 @@ def check_algorithm(
     method: Subject,
     engines: Sequence[str] = ENGINES,
     only: Iterable[str] | None = None,
-    told: Callable[[CheckResult], None] | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
 ) -> Report:
-    """Try a method on everything the contract asks of it.
+    """Check that a method keeps the contract.
 
     Parameters
     ----------
     method
-        A class with `example`, the name of one, a function that builds an instance for a
-        `Problem`, or an instance, whose nets and local training are replaced by the problem's.
+        A class with `example`, its registered name, a function that builds an instance for a
+        `Problem`, or an instance. The networks and the local training of an instance are replaced
+        by those of the problem.
     engines
-        Engines to try each check on; "stacked:twins" and the like force a kernel (`KERNELS`).
+        Engines for each check; "stacked:twins" and similar names force a kernel (`KERNELS`).
     only
-        Names of the checks to run; all of `CHECKS` if None.
-    told
-        Is handed each result as it comes.
+        Names of the checks to run. None: all of `CHECKS`.
+    on_result
+        Function that is called with each result as soon as it is known.
     """
     names = list(CHECKS) if only is None else list(only)
     for name in names:
@@ -86,15 +87,15 @@ def check_algorithm(
     results = []
     for name in names:
         results.append(_result(name, make, engines))
-        if told is not None:
-            told(results[-1])
+        if on_result is not None:
+            on_result(results[-1])
     return Report(title, results)
 
 
 def assert_contract(
     method: Subject, engines: Sequence[str] = ENGINES, only: Iterable[str] | None = None
 ) -> None:
-    """`check_algorithm` for a test: an AssertionError with all that is wrong."""
+    """`check_algorithm` for tests: raises an AssertionError with all failures."""
     report = check_algorithm(method, engines, only)
     if not report.passed:
         raise AssertionError(str(report))
@@ -104,14 +105,14 @@ def _maker(method: Subject) -> tuple[str, Make]:
     if isinstance(method, str):
         method = find(method)
     if isinstance(method, Algorithm):
-        return type(method).__name__, partial(_fitted_to, method)
+        return type(method).__name__, partial(_adapt, method)
     if isinstance(method, type):
         cls: type[Algorithm] = method
         return cls.__name__, cls.example
     return getattr(method, "__name__", "The method"), method
 
 
-def _fitted_to(algorithm: Algorithm, problem: Problem) -> Algorithm:
+def _adapt(algorithm: Algorithm, problem: Problem) -> Algorithm:
     own: dict[type, Any] = {Model: problem.model, LocalSGD: problem.local}
     values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return replace(
@@ -129,7 +130,7 @@ def _result(name: str, make: Make, engines: Sequence[str]) -> CheckResult:
             return CheckResult(name, False, f"{broken} (engine: {engine})")
         except DoesNotApply as reason:
             return CheckResult(name, True, f"Does not apply: {reason}")
-        except Exception as error:  # the method's own: a finding, not a failure of the check
+        except Exception as error:  # raised by the method: a result, not an error of the check
             what = f"{type(error).__name__}: {error}"
             return CheckResult(
                 name, False, f"{explanation} Instead it stopped with {what} (engine: {engine})"

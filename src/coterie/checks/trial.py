@@ -1,4 +1,4 @@
-"""Trials: short runs that are watched, and can be disturbed, and how their outcomes compare."""
+"""Trials: short runs that are recorded and can be disturbed, and comparisons of their results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -20,7 +20,7 @@ from coterie.core.tree import Ids, Tree, n_bytes, named_leaves, tree_map
 from coterie.engines.simulation import Simulation
 
 Make: TypeAlias = Callable[[Problem], Algorithm]
-"""Builds the method under test; a fresh instance each time."""
+"""Builds the method under test; returns a new instance each time."""
 
 ROUNDING = 1e-9  # of double precision, after a few dozen steps
 EXACTLY = 0.0
@@ -33,12 +33,12 @@ class Exchange(NamedTuple):
     round: int
     heard: Ids
     sizes: dict[str, int]  # bytes of each part of one client's reply
-    reduced: frozenset[str]  # the parts that were averaged on the way in
-    held: int  # bytes of the parts that were not, of all clients
+    reduced: frozenset[str]  # the parts that were averaged as they arrived
+    held: int  # bytes of the other parts, of all clients
 
 
 class Watched(Simulation):
-    """A simulation that writes down its exchanges, and can be told to spoil them."""
+    """A simulation that records its exchanges, and can disturb them."""
 
     def __init__(self, source: DataSource, engine: str, seed: int = 0, **options: Any) -> None:
         kind, _, kernel = engine.partition(":")
@@ -46,7 +46,7 @@ class Watched(Simulation):
         super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)
         self.log: list[Exchange] = []
         self.silent: int | None = None  # number of an exchange that no client answers
-        self.poisoned: int | None = None  # client whose replies are not numbers
+        self.poisoned: int | None = None  # client whose replies are nan
         self._number = 0
         self._last: dict[str, int] = {}
 
@@ -92,7 +92,7 @@ def _poison(reply: Tree, who: Tensor) -> Tree:
 
 
 def advance(algorithm: Algorithm, fed: Federation, state: Any, number: int) -> tuple[Any, bool]:
-    """One round as the loop plays it: the new state, and whether the round was accepted."""
+    """One round as in a run: the new state, and whether the round was accepted."""
     fed.begin(number)
     state = grow(state, fed.n_clients)
     try:
@@ -105,7 +105,7 @@ def advance(algorithm: Algorithm, fed: Federation, state: Any, number: int) -> t
 
 
 def states(algorithm: Algorithm, fed: Federation, rounds: int) -> Iterator[Any]:
-    """The first state, and that after every round."""
+    """The initial state, and the state after every round."""
     fed.begin(-1)
     state = algorithm.init(fed)
     fed.commit()
@@ -118,25 +118,25 @@ def states(algorithm: Algorithm, fed: Federation, rounds: int) -> Iterator[Any]:
 def outcome(
     make: Make, problem: Problem, engine: str, *, rounds: int = 3, seed: int = 0, **options: Any
 ) -> dict[str, Tree]:
-    """What a run leaves behind: the state, and what each client remembers."""
+    """The result of a run: the state and the memory of each client."""
     fed = Watched(problem.data, engine, seed, **options)
     *_, state = states(make(problem), fed, rounds)
     return traces(fed, state)
 
 
 def traces(fed: Simulation, state: Any) -> dict[str, Tree]:
-    """A copy of the state and of what each client remembers, by name."""
+    """A copy of the state and of each client's memory, by name."""
     memory = {fed.names[i]: tree for i, tree in sorted(fed.memory.committed.items()) if tree}
     return tree_map(torch.clone, {"state": state, "memory": memory})
 
 
 def difference(old: Tree, new: Tree, tolerance: float) -> str:
-    """Where two trees differ first, as a sentence; empty if they do not."""
+    """The first difference of two trees, as a sentence; empty if they are equal."""
     ours = {"/".join(path): leaf for path, leaf in named_leaves(old)}
     theirs = {"/".join(path): leaf for path, leaf in named_leaves(new)}
     odd = sorted(ours.keys() ^ theirs.keys())
     if odd:
-        return f"only one of them has '{odd[0]}'."
+        return f"only one of the two has '{odd[0]}'."
     for path, leaf in ours.items():
         other = theirs[path]
         if leaf.shape != other.shape or leaf.dtype != other.dtype:
@@ -152,7 +152,7 @@ def _kind(leaf: Tensor) -> str:
 
 
 def not_finite(first: Any, state: Any) -> str:
-    """A part of a state that began with finite numbers and no longer has them; empty if none."""
+    """A part of a state that was finite at the start and no longer is; empty if there is none."""
     began = {path for path, leaf in named_leaves(first) if bool(leaf.isfinite().all())}
     for path, leaf in named_leaves(state):
         if path in began and not bool(leaf.isfinite().all()):
@@ -161,7 +161,7 @@ def not_finite(first: Any, state: Any) -> str:
 
 
 def model_leaves(algorithm: Algorithm, tree: Tree) -> dict[str, Tensor]:
-    """The leaves of a tree that are weights of the method's models, by path."""
+    """The leaves of a tree that are weights of the models of a method, by path."""
     nets = [getattr(algorithm, field.name) for field in fields(algorithm)]
     names = {name for net in nets if isinstance(net, Model) for name in net.init(seed_key(0))}
     return {"/".join(path): leaf for path, leaf in named_leaves(tree) if path[-1] in names}

@@ -30,7 +30,7 @@ def check(
     from coterie.core.algorithm import find
 
     cls = load_file(Path(name)) if name.endswith(".py") else find(name)
-    report = check_algorithm(cls, told=None if json else _say)
+    report = check_algorithm(cls, on_result=None if json else _say)
     if json:
         import json as json_
 

@@ -14,6 +14,6 @@ def explain(
 
       coterie explain clove
     """
-    from coterie.catalogue import explained
+    from coterie.catalogue import describe
 
-    print(explained(name))
+    print(describe(name))

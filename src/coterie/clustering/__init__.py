@@ -1,4 +1,4 @@
-"""Mathematics of clustering: tensors in, tensors out.
+"""Functions for clustering; inputs and outputs are tensors or arrays.
 
 Import from the modules: `labels` (numbering and means), `kmeans`, `hierarchical` (Ward),
 `choose_k` (how many clusters), `matching` (clusters to models), `evidence` (where a new row

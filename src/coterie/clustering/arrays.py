@@ -1,4 +1,4 @@
-"""Types and one constant that several modules share."""
+"""Types and a constant that several modules share."""
 
 from typing import TypeAlias
 
@@ -8,4 +8,4 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
-TREE_DIMENSIONS = 16  # above, a KD-tree is no faster than all distances
+TREE_DIMENSIONS = 16  # with more dimensions, a KD-tree is no faster than all distances

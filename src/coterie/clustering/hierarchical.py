@@ -1,4 +1,4 @@
-"""Agglomerative clustering with Ward's criterion, and the number of clusters by silhouettes."""
+"""Agglomerative clustering with Ward's criterion; the number of clusters by silhouettes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from coterie.clustering.labels import relabel
 from coterie.clustering.silhouette import silhouette
 
-WARD_ROWS = 5_000  # 1.25e7 distances, and a second or two
+WARD_ROWS = 5_000  # 1.25e7 distances, one or two seconds
 
 
 def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
@@ -32,7 +32,7 @@ def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
     labels = {m: relabel(node)}
     wanted = set(cuts.values())
     for step, (left, right) in enumerate(merges):
-        # Counting merges cuts at exactly k; a cut by height loses clusters to tied heights.
+        # Counting merges gives exactly k clusters; a cut by height gives fewer if heights are tied.
         node[(node == left) | (node == right)] = m + step
         remaining = m - 1 - step
         if remaining in wanted:
@@ -41,12 +41,12 @@ def ward_path(points: Tensor, ks: Sequence[int]) -> list[Tensor]:
 
 
 def choose_k(points: Tensor, max_k: int) -> tuple[int, dict[int, float]]:
-    """The number of Ward clusters of largest silhouette, 2 to `max_k`, and all silhouettes.
+    """The number of Ward clusters (2 to `max_k`) with the largest silhouette, and all silhouettes.
 
-    Ties go to the smaller number.
-    A silhouette needs two clusters and fewer clusters than points. The answer is 1 if nothing can
-    be scored: fewer than three points, or all equal. Above 5,000 points, 5,000 are drawn with a
-    fixed seed.
+    If two numbers have the same silhouette, the smaller one is chosen. A silhouette needs at least
+    two clusters, and fewer clusters than points. The result is 1 if no number has a silhouette:
+    with fewer than three points, or if all points are equal. With more than 5,000 points, 5,000 are
+    drawn with a fixed seed.
 
     Examples
     --------

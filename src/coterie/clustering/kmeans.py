@@ -1,4 +1,4 @@
-"""k-means with k-means++ starts."""
+"""k-means with initial centres by k-means++."""
 
 import warnings
 
@@ -11,15 +11,15 @@ from coterie.clustering.labels import centroids, relabel
 
 
 def kmeans(points: Tensor, k: int, seed: int = 0, n_init: int = 10) -> tuple[Tensor, Tensor]:
-    """Divide points into at most `k` clusters of small squared Euclidean distance.
+    """Divide points into at most `k` clusters with small squared Euclidean distances.
 
     Parameters
     ----------
     points : shape [m, d], finite.
-    k : clusters wanted. With fewer distinct rows than that, every distinct row is a cluster,
-        so use the number of centroids, not `k`, afterwards.
-    seed : fixes the starts; the global random state is neither read nor changed.
-    n_init : starts, of which the best is kept.
+    k : number of clusters. With fewer distinct rows, every distinct row is a cluster, so use the
+        number of centroids afterwards, not `k`.
+    seed : of the initial centres; the global random state is neither read nor changed.
+    n_init : number of starts; the best result is returned.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def kmeans(points: Tensor, k: int, seed: int = 0, n_init: int = 10) -> tuple[Ten
     else:
         model = KMeans(n_clusters=k, init="k-means++", n_init=n_init, random_state=seed)
         with warnings.catch_warnings():
-            # Rows that differ by rounding only may leave a cluster empty; k' < k says so.
+            # If rows differ by rounding only, a cluster may stay empty; then k' < k.
             warnings.simplefilter("ignore", ConvergenceWarning)
             labels = relabel(torch.from_numpy(model.fit_predict(points.numpy())).long())
     return labels, centroids(points, labels)

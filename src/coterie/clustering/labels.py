@@ -1,4 +1,4 @@
-"""Cluster labels: one numbering for every method, and the means they define."""
+"""Cluster labels: a standard numbering, and the means of the labels."""
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ def centroids(points: Tensor, labels: Tensor, n_groups: int | None = None) -> Te
     ----------
     points : shape [m, d].
     labels : shape [m], integers from 0.
-    n_groups : rows of the result, by default the largest label plus one. The row of a label
-        nobody carries is nan.
+    n_groups : number of rows of the result, by default the largest label plus one. The row of a
+        label that no point has is nan.
 
     Examples
     --------

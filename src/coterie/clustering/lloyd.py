@@ -1,4 +1,4 @@
-"""k-means of samples, with randomness from a key: distances, k-means++ seeds, Lloyd's steps."""
+"""k-means with random numbers from a key: distances, k-means++ seeds, Lloyd's steps."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
     tensor([[25.]])
     """
-    middle = centres.mean(-2, keepdim=True)  # near zero the squares cancel less
+    middle = centres.mean(-2, keepdim=True)  # values near zero reduce cancellation
     x, centres = x - middle, centres - middle
     product = x @ centres.transpose(-1, -2)
     squares = (x * x).sum(-1)[..., :, None] + (centres * centres).sum(-1)[..., None, :]
@@ -37,7 +37,7 @@ def plus_plus(key: Tensor, x: Tensor, k: int, starts: int = 1) -> Tensor:
 
 
 def lloyd(x: Tensor, centres: Tensor, steps: int = 100) -> tuple[Tensor, Tensor, Tensor]:
-    """k-means from several starts at once; the best: labels [n], centres [k, d], inertia."""
+    """k-means from several starts at once; the best result: labels [n], centres [k, d], inertia."""
     starts, k, _d = centres.shape
     labels = None
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Which cluster goes with which model."""
+"""Matching clusters to models."""
 
 import warnings
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def clean_losses(losses: Tensor) -> Tensor:
-    """Replace nan and infinite entries by ten times the largest finite one, with a warning.
+    """Replace nan and infinite entries by ten times the largest finite entry, with a warning.
 
-    The size of an entry is its absolute value, so that the replacement is the worst loss even
-    where losses are negative; it is 1 if all finite entries are 0. Without any finite entry the
-    result is zero throughout.
+    The largest entry is the one with the largest absolute value, so the replacement is the worst
+    loss even if losses are negative. It is 1 if all finite entries are 0. If no entry is finite,
+    all entries of the result are zero.
 
     Examples
     --------
@@ -36,12 +36,12 @@ def clean_losses(losses: Tensor) -> Tensor:
 
 
 def match_clusters(losses: Tensor, labels: Tensor) -> Tensor:
-    """Give each cluster a model of its own so that the total loss is smallest.
+    """Match each cluster to a different model so that the total loss is smallest.
 
     Parameters
     ----------
     losses : shape [m, k], finite.
-    labels : shape [m], clusters 0 to k' - 1 with k' <= k; k - k' models stay free.
+    labels : shape [m], clusters 0 to k' - 1 with k' <= k; k - k' models are not matched.
 
     Returns
     -------

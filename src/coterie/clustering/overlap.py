@@ -9,7 +9,7 @@ from coterie.clustering.arrays import Array, Labels
 def overlaps(centres: Array, radii: Array, clients: Labels) -> tuple[Labels, Array]:
     """Pairs of components of different clients whose balls overlap, and distance over summed radii.
 
-    Pairs [p, 2] are sorted by that closeness (ties by index). A negative radius means no ball.
+    Pairs [p, 2] are sorted by this ratio (ties by index). A negative radius means: no ball.
 
     >>> centres, radii = np.array([[0.0], [3.0]]), np.array([1.0, 2.0])
     >>> pairs, closeness = overlaps(centres, radii, clients=np.array([0, 1]))
@@ -21,7 +21,7 @@ def overlaps(centres: Array, radii: Array, clients: Labels) -> tuple[Labels, Arr
     if len(real) < 2:
         return none
     points, reach = centres[real], radii[real]
-    # A little more than the exact distance, which is checked afterwards.
+    # Slightly more than the exact distance, which is checked afterwards.
     near = cKDTree(points).query_ball_point(points, (reach + reach.max()) * (1 + 1e-9))
     a = real[np.repeat(np.arange(len(points)), [len(found) for found in near])]
     b = real[np.concatenate([np.asarray(found, dtype=np.int64) for found in near])]
@@ -37,7 +37,7 @@ def overlaps(centres: Array, radii: Array, clients: Labels) -> tuple[Labels, Arr
 
 
 def connect(pairs: Labels, clients: Labels) -> Labels:
-    """Groups of components joined by pairs, in their order; no client twice in a group: [c].
+    """Join components to groups pair by pair, with no client twice in a group: labels [c].
 
     >>> connect(np.array([[0, 1], [1, 2]]), clients=np.array([0, 1, 0])).tolist()
     [0, 0, 1]

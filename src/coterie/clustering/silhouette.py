@@ -1,18 +1,18 @@
-"""How well clusters are separated."""
+"""The silhouette: how well clusters are separated."""
 
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-SILHOUETTE_ROWS = 20_000  # 4e8 distances: seconds, in chunks that fit in memory
+SILHOUETTE_ROWS = 20_000  # 4e8 distances: a few seconds, in chunks that fit in memory
 
 
 def silhouette(points: Tensor, labels: Tensor) -> float:
     """Mean over points of (b - a) / max(a, b), between -1 and 1, larger is better.
 
-    `a` is the mean Euclidean distance to the point's own cluster, `b` to the nearest other one;
-    a point alone in its cluster counts 0. Needs at least two labels and fewer labels than
-    points. Exact up to 20,000 points; beyond that the mean is taken over 20,000 of them, drawn
-    with a fixed seed.
+    `a` is the mean Euclidean distance to the other points of the cluster, `b` to the points of the
+    nearest other cluster. A point that is alone in its cluster counts as 0. There must be at least
+    two labels, and fewer labels than points. The result is exact up to 20,000 points; with more,
+    the mean is over 20,000 of them, drawn with a fixed seed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Ward merges of groups that clients share: among all pairs, or the nearest ones of many."""
+"""Ward merges of clients' components: of all pairs, or of near neighbours if there are many."""
 
 import heapq
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from scipy.spatial import cKDTree
 from coterie.clustering.arrays import TREE_DIMENSIONS, Array, Labels
 
 DENSE = 600  # up to this number of components, all pairs are candidates
-NEIGHBOURS = 16  # above, the nearest ones of each component
-TOLERANCE = 0.05  # share of its clients of which a group may hold two components
+NEIGHBOURS = 16  # with more components, this number of nearest neighbours of each
+TOLERANCE = 0.05  # share of a group's clients that may have two components in it
 
 
 class Path(NamedTuple):
     """Merges from single components upwards."""
 
-    joins: list[tuple[int, int]]  # roots that become one; the smaller index stays
-    costs: Array  # [p]  Ward cost of each
+    joins: list[tuple[int, int]]  # groups that are merged; the smaller index remains
+    costs: Array  # [p]  Ward cost of each merge
 
 
 def holder_bits(clients: Labels) -> list[int]:
@@ -28,10 +28,10 @@ def holder_bits(clients: Labels) -> list[int]:
 def ward_path(
     mass: Array, centres: Array, holders: list[int], tolerance: float = TOLERANCE, k_min: int = 1
 ) -> Path:
-    """Merge the allowed pair of smallest Ward cost until none is left or there are `k_min` groups.
+    """Merge the allowed pair with the smallest Ward cost, until no pair or `k_min` groups are left.
 
-    Two groups may merge if the clients they share are at most `tolerance` times those of the
-    larger one: by default none below twenty holders. Clients are bits of a group's `holders`.
+    Two groups may merge if they share at most `tolerance` times the clients of the larger group; by
+    default none below 20 clients. The clients of a group are the bits of `holders`.
     """
     if len(mass) <= DENSE:
         return _dense_path(mass, centres, holders, tolerance, k_min)
@@ -53,7 +53,7 @@ def _dense_path(
     np.fill_diagonal(cost, np.inf)
     if tolerance < 1:
         same = np.unique(np.array(holders, dtype=object), return_inverse=True)[1]
-        cost[same[:, None] == same] = np.inf  # not needed, but avoids looking at most pairs
+        cost[same[:, None] == same] = np.inf  # not necessary, but excludes many pairs early
     nearest = cost.argmin(1)
     least = cost[np.arange(count), nearest]
     alive = np.ones(count, dtype=bool)
@@ -93,7 +93,7 @@ def _dense_path(
 def _sparse_path(
     mass: Array, centres: Array, holders: list[int], tolerance: float, k_min: int, neighbours: int
 ) -> Path:
-    """The same by a heap over each component's nearest ones; stale entries are skipped."""
+    """The same with a heap over the nearest neighbours; outdated entries are skipped."""
     n, holders = mass.astype(float).tolist(), [*holders]
     mu = [row.copy() for row in centres - centres.mean(0)]
     version = [0] * len(n)
@@ -140,12 +140,12 @@ def _sparse_path(
                     weight = n[a] * n[c] / (n[a] + n[c])
                     heapq.heappush(heap, (weight * squared, low, high, version[low], version[high]))
         if len(joins) == before:
-            break  # no pair is allowed any more
+            break  # no allowed pair is left
     return Path(joins, np.array(costs))
 
 
 def neighbourhoods(points: Array, names: list[int], neighbours: int) -> dict[int, set[int]]:
-    """The nearest groups of each group, in both directions; all others when there are few."""
+    """The nearest groups of each group, as a symmetric relation; with few groups, all others."""
     count = len(points)
     links: dict[int, set[int]] = {name: set() for name in names}
     if count <= DENSE:
@@ -170,10 +170,10 @@ def neighbourhoods(points: Array, names: list[int], neighbours: int) -> dict[int
 
 
 def cut(path: Path, count: int, merges: int) -> Labels:
-    """Labels after this number of merges, numbered by smallest member."""
+    """Labels after this number of merges, numbered by their smallest member."""
     parent = np.arange(count)
     for a, b in path.joins[:merges]:
         parent[b] = a
-    for a in range(count):  # a parent's index is smaller, so it is final already
+    for a in range(count):  # the index of a parent is smaller, so its label is already final
         parent[a] = parent[parent[a]]
     return np.unique(parent, return_inverse=True)[1].astype(np.int64)

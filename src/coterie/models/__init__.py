@@ -1,4 +1,4 @@
-"""Plain networks with torch's own initialisation, and a builder for each that fits it to data."""
+"""Networks with torch's own initialisation, and builders that choose their shapes from the data."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ __all__ = ["CNN", "MLP", "MODELS", "VAE", "ConvVAE", "Linear", "LinearRegressor"
 
 
 class Sized(Protocol):
-    """What a builder asks of data: the shape of one input and the number of outputs."""
+    """What a builder needs from the data: the shape of one sample and the number of outputs."""
 
     @property
     def sample_shape(self) -> Any: ...
@@ -33,17 +33,17 @@ def _linear(data: Sized, bias: bool = True) -> nn.Module:
 
 
 def _linear_regressor(data: Sized) -> nn.Module:
-    """One vector of weights without bias, drawn on the unit sphere; for theory."""
+    """One vector of weights without bias, drawn from the unit sphere; for theoretical studies."""
     if data.n_outputs != 1 or getattr(data, "task", "regression") != "regression":
         raise ConfigError(
-            "linear_regressor: data must have one number to predict. These are for "
+            "linear_regressor: the task must be regression with one output. Got "
             f"{getattr(data, 'task', 'regression')} with {data.n_outputs} outputs. Use 'linear'."
         )
     return LinearRegressor(n_inputs("linear_regressor", data))
 
 
 def _mlp(data: Sized, hidden: Sequence[int] = (32,)) -> nn.Module:
-    """Fully connected layers with ReLU between them; suits tables and small images."""
+    """Fully connected layers with ReLU between them; for tables and small images."""
     return MLP(n_inputs("mlp", data), data.n_outputs, hidden)
 
 
@@ -52,7 +52,7 @@ def _cnn(data: Sized, widths: Sequence[int] = (16, 32)) -> nn.Module:
     shape = data.sample_shape
     if not isinstance(shape, tuple) or len(shape) != 3:
         raise ConfigError(
-            f"cnn: samples must be images [channels, height, width]. Got {shown(shape)}. "
+            f"cnn: samples must be images [channels, height, width]. Got {describe_shape(shape)}. "
             f"Reshape the data, or use 'mlp'."
         )
     return CNN(shape[0], (shape[1], shape[2]), data.n_outputs, widths)
@@ -77,15 +77,15 @@ def _conv_vae(
     shape = data.sample_shape
     if not isinstance(shape, tuple) or len(shape) != 3:
         raise ConfigError(
-            f"conv_vae: samples must be images [channels, height, width]. Got {shown(shape)}. "
-            f"Reshape the data, or use 'vae'."
+            "conv_vae: samples must be images [channels, height, width]. Got "
+            f"{describe_shape(shape)}. Reshape the data, or use 'vae'."
         )
     kind: Any = _likelihood(data, likelihood)
     return ConvVAE(shape[0], (shape[1], shape[2]), latent, widths, kind)
 
 
 def _likelihood(data: Sized, likelihood: str) -> str:
-    """Grey images have pixels in [0, 1]; of all else nothing is known."""
+    """The likelihood for "auto": Bernoulli for grey images, whose pixels lie in [0, 1]."""
     if likelihood != "auto":
         return likelihood
     shape = data.sample_shape
@@ -107,7 +107,7 @@ B = TypeVar("B", bound=Callable[..., nn.Module])
 
 
 def builder(name: str) -> Callable[[B], B]:
-    """Add a network to `MODELS`: for packages that bring networks of their own."""
+    """Add a network to `MODELS`, for packages that provide their own networks."""
 
     def add(function: B) -> B:
         MODELS[name] = function
@@ -138,10 +138,10 @@ def n_inputs(name: str, data: Sized) -> int:
     """The number of input values of one sample, which must be one array."""
     shape = data.sample_shape
     if not isinstance(shape, tuple):
-        raise ConfigError(f"{name}: samples must be one array. Got {shown(shape)}.")
+        raise ConfigError(f"{name}: samples must be one array. Got {describe_shape(shape)}.")
     return prod(shape)
 
 
-def shown(shape: Any) -> str:
-    """A shape as messages print it."""
+def describe_shape(shape: Any) -> str:
+    """A shape as text for messages."""
     return f"a dict of {', '.join(shape)}" if isinstance(shape, dict) else str(list(shape))

@@ -15,7 +15,7 @@ class CNN(nn.Module):
     Parameters
     ----------
     channels, size
-        Of the images [channels, height, width]; one number for the side of square ones.
+        Shape of the images [channels, height, width]; `size` is one number for square images.
     widths
         Channels after each block. A block halves height and width.
 

@@ -20,9 +20,9 @@ class Linear(nn.Module):
 
 
 class LinearRegressor(nn.Module):
-    """The inner product of the input with one vector, which starts at a random unit vector.
+    """The inner product of the input with one vector, initially a random unit vector.
 
-    The model of CLoVE's linear study. Its output has no last axis: [n], like the targets.
+    The model of CLoVE's linear study. Its output has the shape of the targets: [n].
 
     >>> LinearRegressor(3)(torch.ones(5, 3)).shape
     torch.Size([5])
@@ -35,7 +35,7 @@ class LinearRegressor(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the vector anew."""
+        """Draw a new vector."""
         self.weight.normal_()
         self.weight.div_(self.weight.norm())
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Hidden layers with rectifiers on the flattened input, then a linear layer `output`.
+    """Hidden layers with ReLU on the flattened input, then a linear layer `output`.
 
     >>> MLP(64, 10, hidden=(32, 16))(torch.ones(5, 1, 8, 8)).shape
     torch.Size([5, 10])
@@ -26,7 +26,7 @@ class MLP(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """An autoencoder of fully connected layers; `encode` gives the code in the middle.
+    """An autoencoder of fully connected layers; `encode` returns the code in the middle.
 
     >>> net = Bottleneck(16, 3, hidden=(8,))
     >>> net(torch.ones(5, 1, 4, 4)).shape, net.encode(torch.ones(5, 1, 4, 4)).shape

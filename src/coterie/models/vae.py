@@ -1,8 +1,8 @@
-"""Variational autoencoders: density models whose score is minus a log density, up to a gap.
+"""Variational autoencoders: density models whose score approximates minus a log density.
 
-The score of a sample is its reconstruction error plus the divergence of its code from the prior,
-both summed, in nats: `sum over pixels + sum over latents`. In evaluation mode the code is the
-posterior mean, so scoring draws nothing; in training it is drawn from the client's key.
+The score of a sample is its reconstruction error plus the divergence of its code from the prior, in
+nats: `sum over pixels + sum over latents`. In evaluation mode the code is the posterior mean, so
+scores are not random; in training the code is drawn with the client's key.
 
 References: Kingma, Welling: Auto-encoding variational Bayes, ICLR 2014, arXiv 1312.6114.
 """
@@ -22,11 +22,11 @@ from coterie.core.errors import ConfigError
 from coterie.core.layers import current_mode
 from coterie.core.random import fold, normal
 
-VARIANCE = 0.1  # of a pixel given its code, where pixels are Gaussian
+VARIANCE = 0.1  # variance of a Gaussian pixel given its code
 
 
 class Coded(NamedTuple):
-    """A sample as an autoencoder sees it."""
+    """Output of an autoencoder for a batch of samples."""
 
     output: Tensor  # [n, ...]  logits (Bernoulli) or means (Gaussian) of the pixels
     mean: Tensor  # [n, d]  of the code
@@ -34,13 +34,13 @@ class Coded(NamedTuple):
 
 
 def divergence(coded: Coded) -> Tensor:
-    """Divergence of each sample's code from the standard normal, in nats."""
+    """Divergence of each sample's code from the standard normal distribution, in nats."""
     mean, log_variance = coded.mean, coded.log_variance
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
 
 
 def bernoulli(coded: Coded, batch: Batch) -> Tensor:
-    """Nats of each sample whose pixels lie in [0, 1].
+    """Score of each sample in nats, for pixels in [0, 1].
 
     >>> one = torch.ones(1)
     >>> coded = Coded(torch.zeros(1, 2), torch.ones(1, 1), torch.zeros(1, 1))
@@ -54,7 +54,7 @@ def bernoulli(coded: Coded, batch: Batch) -> Tensor:
 
 
 def gaussian(coded: Coded, batch: Batch) -> Tensor:
-    """Nats of each sample whose pixels are normal around the output with variance 0.1."""
+    """Score of each sample in nats, for pixels that are normal with variance 0.1."""
     x = batch.x.flatten(1).to(coded.output.dtype)
     constant = 0.5 * math.log(2 * math.pi * VARIANCE)
     wrong = (x - coded.output.flatten(1)).square() / (2 * VARIANCE) + constant
@@ -65,7 +65,7 @@ NATS = {"bernoulli": bernoulli, "gaussian": gaussian}
 
 
 class Draw(nn.Module):
-    """A code drawn around its mean in training; the mean itself otherwise."""
+    """Draws a code around its mean in training; otherwise returns the mean."""
 
     def forward(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         mode = current_mode()
@@ -83,7 +83,7 @@ class Draw(nn.Module):
 
 
 class _Coder(nn.Module, ABC):
-    """What both kinds have in common: from a sample to its code and back."""
+    """Base class of both autoencoders."""
 
     def __init__(self, likelihood: str, latent: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Coder(nn.Module, ABC):
 
     @property
     def loss(self) -> Any:
-        """Nats per sample, as a model's loss."""
+        """The score in nats per sample, as the loss of a model."""
         return NATS[self.likelihood]
 
     @abstractmethod
@@ -106,10 +106,10 @@ class _Coder(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, code: Tensor) -> Tensor:
-        """What a sample of this code looks like."""
+        """The output for each code."""
 
     def forward(self, x: Any) -> Any:
-        """A sample coded and decoded; `{"code": z}` is decoded alone: [n, ...]."""
+        """Encode and decode samples; `{"code": z}` is only decoded: [n, ...]."""
         if isinstance(x, dict):
             return self.decode(x["code"])
         mean, log_variance = self.encode(x)
@@ -118,12 +118,12 @@ class _Coder(nn.Module, ABC):
 
 
 class VAE(_Coder):
-    """One hidden layer on each side; for flat samples and small images.
+    """Fully connected layers on each side; for flat samples and small images.
 
     Parameters
     ----------
     shape
-        Of one sample, or its number of entries if it is flat.
+        Shape of one sample, or its number of entries if it is flat.
 
     >>> coded = VAE((1, 8, 8), latent=4, hidden=[32])(torch.ones(5, 1, 8, 8))
     >>> coded.mean.shape, coded.output.shape
@@ -161,7 +161,7 @@ def _layers(widths: Sequence[int]) -> nn.Sequential:
 
 
 class ConvVAE(_Coder):
-    """Convolutions 4 x 4 of stride two down to the code, and mirrored back; for images.
+    """4 x 4 convolutions with stride two as the encoder, and their mirror image as the decoder.
 
     >>> ConvVAE(3, 32, latent=8, widths=(4, 8))(torch.ones(2, 3, 32, 32)).output.shape
     torch.Size([2, 3, 32, 32])
@@ -195,7 +195,7 @@ class ConvVAE(_Coder):
         up: list[nn.Module] = []
         for level in reversed(range(len(steps))):
             (a, b), (h, w) = steps[level], sides[level]
-            odd = (h % 2, w % 2)  # a side that lost a pixel on the way down gets it back
+            odd = (h % 2, w % 2)  # restores the pixel that halving an odd size has removed
             up += [nn.ReLU(), nn.ConvTranspose2d(b, a, 4, 2, 1, output_padding=odd)]
         self.decoder = nn.Sequential(*up)
 
@@ -209,10 +209,11 @@ class ConvVAE(_Coder):
 
 
 def guard_terms(coded: Coded, mask: Tensor, n_clients: int = 1) -> Tensor:
-    """Terms against a posterior that collapses, the same for every sample of a client's batch.
+    """Loss terms against posterior collapse, the same for every sample of a client's batch.
 
-    The divergence from the prior of the normal distribution fitted to the batch of posterior
-    means, plus that of every posterior variance from one. Rows are `[clients x b]`.
+    The first term is the divergence from the prior of a normal distribution that is fitted to the
+    posterior means of the batch; the second is the divergence of the posterior variances from one.
+    Rows are `[clients x b]`.
     """
     rows = coded.mean.unflatten(0, (n_clients, -1))  # [c, b, d]
     real = mask.reshape(n_clients, -1, 1).to(rows.dtype)
@@ -226,5 +227,5 @@ def guard_terms(coded: Coded, mask: Tensor, n_clients: int = 1) -> Tensor:
 
 
 def pixels(output: Tensor, loss: Any) -> Tensor:
-    """What an output shows: probabilities if the loss is Bernoulli's, else means."""
+    """The pixels of an output: probabilities for the Bernoulli loss, otherwise means."""
     return output.sigmoid() if loss is bernoulli else output

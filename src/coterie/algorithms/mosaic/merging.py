@@ -100,8 +100,7 @@ def merge_path(
        copies if no client has both.
     3. If there are no copies, nested groups join (see `_nested_joins`). If a client's number of
        components is too large, it cuts one cluster into pieces, and no client has the small piece
-       without the large one. This step is skipped with tolerance 0 (never allowed) and with
-       tolerance 1 (Ward merges allow it already).
+       without the large one. Skipped with tolerance 0 (never allowed) and 1 (allowed in step 1).
 
     After step 2 or 3 the Ward merges continue, until neither step applies. Under BIC, where
     components may be groups that are close together, only step 1 is taken.
