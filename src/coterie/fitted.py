@@ -29,13 +29,20 @@ from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.words import describe_result
-from coterie.running.build import Run, as_model, build, build_algorithm
+from coterie.running.build import Run, as_model, build, build_algorithm, check
 from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
-from coterie.running.loop import begin, resume, run
+from coterie.running.loop import begin, resume
 from coterie.running.progress import Progress, choose_progress
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
-from coterie.running.verdict import ARMS, judge
+from coterie.running.verdict import (
+    ARMS,
+    HEADLINE,
+    as_trained,
+    judge,
+    personal_method,
+    rivals_of,
+)
 
 GAINS = {"local_only": "gain over alone", "fedavg": "gain over one model"}
 FORMATS = {
@@ -140,7 +147,7 @@ class Fitted:
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote: {note}" for note in self.notes)
-        verdict = f"\n{self.verdict.sentence}" if "verdict.json" in self.files else ""
+        verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
         return f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
 
     def _repr_html_(self) -> str:
@@ -360,32 +367,55 @@ def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress
     """Run what was requested, and the runs it is compared with."""
     show = choose_progress(progress)
     result = begin(ready, out, show)
-    return compare(result, run_baselines(ready, out, show))
+    return compare(result, *run_others(ready, out, show))
 
 
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
     """Continue a run, and the runs it is compared with."""
     show = choose_progress(progress)
     result = resume(ready.algorithm, ready.data, ready.settings, out, show)
-    return compare(result, run_baselines(ready, out, show))
+    return compare(result, *run_others(ready, out, show))
 
 
-def run_baselines(ready: Run, out: str | Path | None, progress: Progress) -> dict[str, Result]:
-    """Train the same model without groups: every client alone, and one model for all."""
+def run_others(
+    ready: Run, out: str | Path | None, progress: Progress
+) -> tuple[dict[str, Result], list[dict[str, Result]]]:
+    """The runs that a run is compared with: other ways of training, and replicates of all ways.
+
+    The other ways train the same model without groups: every client alone, and one model for all.
+    Nothing is run if the method has no such model, or no comparison is wanted.
+    """
     parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
-        return {}
-    results, settings = {}, replace(ready.settings, compare=False, start=None)
-    for name in GAINS:
-        other, folder = find(name)(**parts), None if out is None else Path(out) / "baselines" / name
-        if folder is not None and (folder / "run.json").exists():
-            results[name] = resume(other, ready.data, settings, folder, progress)
-        else:
-            results[name] = run(other, ready.data, settings, folder, progress)
-    return results
+        return {}, []
+    settings = replace(ready.settings, compare=False, replicates=1, start=None)
+    others = {name: Run(find(name)(**parts), ready.data, settings) for name in GAINS}
+    whole = None if out is None else Path(out)
+    at = None if whole is None else whole / "baselines"
+    baselines = {name: _run_in(one, at, name, 0, progress) for name, one in others.items()}
+    own = replace(ready, settings=replace(ready.settings, compare=False, replicates=1))
+    replicates = []
+    for number in range(1, ready.settings.replicates):
+        at = None if whole is None else whole / "replicates" / f"{number:02d}"
+        ways = {"groups": own, **others}
+        replicates.append(
+            {name: _run_in(one, at, name, number, progress) for name, one in ways.items()}
+        )
+    return baselines, replicates
 
 
-def compare(result: Result, others: dict[str, Result]) -> Fitted:
+def _run_in(ready: Run, above: Path | None, name: str, number: int, progress: Progress) -> Result:
+    """Run in a folder of this name, or go on if it is there."""
+    folder = None if above is None else above / name
+    if folder is not None and (folder / "run.json").exists():
+        return resume(ready.algorithm, ready.data, ready.settings, folder, progress, number)
+    check(ready)
+    return begin(ready, folder, progress, number)
+
+
+def compare(
+    result: Result, others: dict[str, Result], replicates: list[dict[str, Result]]
+) -> Fitted:
     """A finished run, with what each client gains over the other runs."""
     rows = result.clients
     column, sign = ("accuracy", 1) if "accuracy" in rows[0] else ("error", -1)
@@ -395,12 +425,16 @@ def compare(result: Result, others: dict[str, Result]) -> Fitted:
             mine[GAINS[name]] = None if None in both else sign * (both[0] - both[1])
         scores = [line[column] for line in other.clients if line[column] is not None]
         result.summary[f"{name}_{column}"] = sum(scores) / len(scores) if scores else None
-    if set(others) >= set(GAINS):
-        arms = {arm: others.get(name or "", result) for arm, name in ARMS.items()}
-        verdict = judge({arm: other.held_out for arm, other in arms.items()})
+    if set(others) >= set(GAINS) and isinstance(result.data, FederatedData):
+        trainings = [{"groups": result, **others}, *replicates]
+        arms = {
+            arm: [as_trained(one[name or "groups"]) for one in trainings]
+            for arm, name in ARMS.items()
+        }
+        cards = json.loads(result.files["groups.json"])["groups"]
+        verdict = judge(arms, rivals_of(result), len(cards), personal_method(result.summary))
         result.files["verdict.json"] = to_json(no_nan(verdict))
-        short = ("choice", "provisional", "round", "better_off")
-        result.summary["verdict"] = {name: verdict[name] for name in short}
+        result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
     result.files |= write_clients(rows)
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)

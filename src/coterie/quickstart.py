@@ -10,10 +10,11 @@ from coterie.report.compare import comparison
 from coterie.report.verdict import Verdict
 from coterie.report.words import describe_quickstart
 from coterie.running.build import build
+from coterie.running.final import Result
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import run
 from coterie.running.progress import Silent
-from coterie.running.verdict import ARMS, judge
+from coterie.running.verdict import ARMS, HEADLINE, as_trained, judge, rivals_of
 
 METHODS = ("local_only", "fedavg", "ifca", "clove", "census")
 
@@ -42,18 +43,18 @@ def quickstart(
     out = Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S") if out is None else out
     if not as_json:
         print(f"Quickstart: {QUICKSTART}.", flush=True)
-    folders = []
+    folders, results = [], {}
     for method in METHODS:
         folder = out / method
         began = time.perf_counter()
         ready = build(tables(method, changes))
-        run(ready.algorithm, ready.data, ready.settings, folder, Silent())
+        results[method] = run(ready.algorithm, ready.data, ready.settings, folder, Silent())
         folders.append(folder)
         if not as_json:
             seconds = time.perf_counter() - began
             print(f"  {method}: {ready.settings.rounds} rounds in {seconds:.1f} s", flush=True)
     table = comparison(folders)
-    verdict = _verdict(out)
+    verdict = _verdict(out, results)
     picture = _picture(folders, out / "quickstart.png")
     if as_json:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -66,14 +67,14 @@ def quickstart(
     print(f"Runs: {out}. Look closer: coterie show {out / 'census'}")
 
 
-def _verdict(out: Path) -> Verdict:
+def _verdict(out: Path, results: dict[str, Result]) -> Verdict:
     """What to use, by the runs that are there; kept with the run of census."""
+    own = results["census"]
+    arms = {arm: [as_trained(results[name or "census"])] for arm, name in ARMS.items()}
+    verdict = judge(arms, rivals_of(own), len(json.loads(own.files["groups.json"])["groups"]))
     folder = RunFolder(out / "census")
-    arms = {arm: RunFolder(out / (name or "census")) for arm, name in ARMS.items()}
-    held = {arm: json.loads(one.final_files()["held_out.json"]) for arm, one in arms.items()}
-    verdict = judge(held)
     files = folder.final_files() | {"verdict.json": to_json(no_nan(verdict))}
-    folder.finish(files, folder.summary())
+    folder.finish(files, folder.summary() | {"verdict": {n: verdict[n] for n in HEADLINE}})
     return Verdict.of(verdict)
 
 

@@ -141,7 +141,7 @@ def test_the_quickstart_in_two_rounds(call, tmp_path):
     small = ["--set", "run.rounds=2", "--set", "data.n_max=400", "--set", "data.n_clients=8"]
     code, out, err = call("run", "quickstart", *small, "--out", tmp_path / "q")
     assert (code, err) == (0, "")
-    for word in ("ifca", "clove", "census", "worst tenth", "MB moved", "Use "):
+    for word in ("ifca", "clove", "census", "worst tenth", "MB moved", "Recommendation: "):
         assert word in out
     for method in ("local_only", "fedavg", "ifca", "clove", "census"):
         assert (tmp_path / "q" / method / "summary.json").exists()

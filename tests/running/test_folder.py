@@ -194,7 +194,7 @@ def test_only_memory_that_changed_is_written(checkpoints):
     assert files(checkpoints, "memory") == [first, second]
     manifest = json.loads((checkpoints.checkpoints / "000002.json").read_text())
     assert manifest["memory"] == {"0": first, "1": second, "2": first}
-    done, state, _, loaded = checkpoints.load(ALONE)
+    done, state, _, loaded, *_ = checkpoints.load(ALONE)
     assert (done, state) == (2, State())
     values = {c: float(tree["params"]["centre"]) for c, tree in loaded.committed.items()}
     assert values == {0: 0.0, 1: 10.0, 2: 2.0}

@@ -1,127 +1,270 @@
-"""The verdict by hand: who replaces whom, who has a say, when it is provisional."""
+"""The verdict by hand: what is recommended, who is better off otherwise, when it is provisional."""
 
 import json
 
 import pytest
+import torch
 
 import coterie
+from coterie.core import wire
 from coterie.core.errors import ConfigError
+from coterie.data import from_arrays
 from coterie.fitted import fit_run, resume_run, verdict_of
 from coterie.report.verdict import Verdict, verdict_picture
 from coterie.running.build import build
 from coterie.running.folder import RunFolder
-from coterie.running.verdict import judge
+from coterie.running.held_out import HeldOut, rank_units
+from coterie.running.rivals import score_rivals
+from coterie.running.verdict import Trained, judge
 from small_runs import StopsAfter, content, described
 
+SPREAD = torch.tensor([-0.1, -0.05, 0.0, 0.05, 0.1]).repeat(4)  # of the rows of a client
 
-def arms(one, groups, local, samples=None, by_round=((9, 0.5), (10, 0.5)), split="validation"):
-    """What three runs leave."""
-    names = [f"c{i}" for i in range(len(one))]
-    common = {
-        "clients": names,
-        "samples": samples or [100] * len(one),
-        "held": [20] * len(one),
+
+def arms(one, groups, alone, by_round=((9, 0.5), (10, 0.5)), stop="rounds", rows=5):
+    """What three runs leave: mean losses of clients, with the same spread over rows."""
+    about = {
+        "clients": [f"c{i}" for i in range(len(one))],
+        "trained_on": [100] * len(one),
         "rounds": 10,
-        "split": split,
+        "best_round": 10,
+        "split": "validation",
+        "stop": stop,
         "by_round": [list(pair) for pair in by_round],
     }
+    ways = {"one": one, "groups": groups, "alone": alone}
     return {
-        "one": {**common, "loss": list(one)},
-        "groups": {**common, "loss": list(groups)},
-        "local": {**common, "loss": list(local)},
+        name: [Trained(about, torch.tensor(means).double()[:, None] + SPREAD[:rows])]
+        for name, means in ways.items()
     }
 
 
-def test_a_gain_that_everybody_has_moves_the_verdict():
-    # D(one, groups) = .1 eight times: the interval is [.1, .1].
-    found = judge(arms([0.5] * 8, [0.4] * 8, [0.9] * 8))
-    assert found["choice"] == "groups"
-    assert found["intervals"]["groups over one"] == pytest.approx([0.1] * 3)
-    assert found["better_off"] == 1.0
-    assert found["round"] == 10
-    assert not found["provisional"]
+def rivals(m, loss=2.0, rows=5):
+    return {"constant": torch.full((m, rows), loss).double()}
 
 
-def test_gains_and_losses_that_alternate_leave_one_model():
-    found = judge(arms([0.5] * 8, [0.4, 0.6] * 4, [0.9] * 8))
-    assert found["choice"] == "one"
-    low, high = found["intervals"]["groups over one"][1:]
+def varied(mean, m=8):
+    """Losses with a little spread between clients."""
+    return [mean + 0.01 * (i % 3) for i in range(m)]
+
+
+def decide(one, groups, alone, n_groups=2, rows=5, **options):
+    given = arms(one, groups, alone, rows=rows, **options)
+    return judge(given, rivals(len(one), rows=rows), n_groups)
+
+
+def test_a_gain_that_everybody_has_is_recommended():
+    found = decide([0.5] * 8, [0.4] * 8, [0.9] * 8)
+    assert found["recommendation"] == found["most"] == "groups"
+    assert found["per_client"]["groups over one"] == pytest.approx([0.1] * 3)
+    assert found["per_row"]["groups over one"] == pytest.approx([0.1] * 3)
+    assert found["rounds"] == {"one": 10, "groups": 10, "alone": 10}
+    assert found["learnt"]
+    assert found["matters"] == pytest.approx(0.05 * 1.6)
+    assert Verdict.of(found).headline == "Recommendation: a model per group."
+
+
+def test_a_gain_too_small_to_matter_leaves_one_model():
+    found = decide([0.5] * 8, [0.499, 0.501] * 4, [0.9] * 8, rows=1)
+    assert found["recommendation"] == "one"
+
+
+def test_gains_and_losses_that_alternate_decide_nothing():
+    found = decide([0.5] * 8, [0.2, 0.8] * 4, [0.9] * 8, rows=1)
+    assert found["recommendation"] == "undecided"
+    assert found["most"] is None
+    verdict = Verdict.of(found)
+    assert verdict.headline == "Recommendation: undecided."
+    assert "More clients or more held-out rows" in verdict.reasons
+
+
+def test_training_alone_is_compared_with_what_is_left():
+    assert decide([0.9] * 8, [0.5] * 8, [0.1] * 8)["recommendation"] == "alone"
+    assert decide([0.5] * 8, [0.9] * 8, [0.1] * 8)["recommendation"] == "alone"
+    assert decide([0.5] * 8, [0.9] * 8, [0.7] * 8)["recommendation"] == "one"
+
+
+def test_one_group_is_not_compared_with_itself():
+    found = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, n_groups=1)
+    assert found["recommendation"] == "one"
+    assert list(found["per_client"]) == ["alone over one"]
+    text = Verdict.of(found).sentence
+    assert "There is one group" in text
+    assert "a model per group (" not in text
+
+
+def test_a_victim_is_named_with_what_to_do_instead():
+    found = decide([0.5] * 20, [0.5] * 19 + [0.6], [0.8] * 19 + [0.1], rows=20)
+    assert found["recommendation"] == "mixed"
+    assert found["most"] == "one"
+    assert [(one["client"], one["instead"]) for one in found["exceptions"]] == [("c19", "alone")]
+    assert found["exceptions"][0]["gain"] == pytest.approx(0.4)
+    assert found["clients"][19]["better"] == "alone"
+    verdict = Verdict.of(found)
+    said = "Recommendation: mixed. One model for all for most clients, training alone for c19."
+    assert verdict.headline == said
+    assert "c19 with training alone (loss lower by 0.400)" in verdict.reasons
+
+
+def test_tiny_clients_add_up():
+    found = decide(varied(0.7, 300), varied(0.2, 300), varied(0.9, 300), rows=1)
+    assert found["recommendation"] == "groups"
+
+
+def test_one_client_that_gains_much_does_not_hide_the_answer():
+    one = [*varied(0.5, 19), 5.0]
+    alone = [*varied(0.9, 19), 0.9]
+    given = arms(one, [loss - 0.1 for loss in one[:-1]] + [0.4], alone, rows=20)
+    groups = given["groups"][0]
+    given["groups"][0] = groups._replace(losses=groups.losses.flip(1))  # rows differ in their gains
+    found = judge(given, rivals(20, 9.0, 20), 2)
+    low, high = found["per_client"]["groups over one"][1:]
     assert low < 0 < high
-    assert found["better_off"] == 0.5
+    assert found["recommendation"] == "groups"
+    assert found["apart"] == ["c19"]
+    assert found["without"]["groups over one"] == pytest.approx([0.1] * 3)
+    assert "leaves out c19" in Verdict.of(found).reasons
 
 
-def test_staying_alone_is_tried_against_what_is_left():
-    assert judge(arms([0.9] * 8, [0.5] * 8, [0.1] * 8))["choice"] == "local"
-    # Groups were refused, so alone is compared with one model.
-    assert judge(arms([0.5] * 8, [0.9] * 8, [0.1] * 8))["choice"] == "local"
-    assert judge(arms([0.5] * 8, [0.9] * 8, [0.7] * 8))["choice"] == "one"
+def test_one_client_decides_nothing():
+    found = decide([0.5], [0.4], [0.9])
+    assert found["recommendation"] == "undecided"
+    assert "At least two clients with held-out rows are needed. Got 1." in found["why"]
 
 
-def test_seven_clients_decide_nothing():
-    found = judge(arms([0.5] * 7, [0.4] * 7, [0.9] * 7))
-    assert found["choice"] == "undecided"
-    assert "At least 8 clients with 20 samples" in found["why"]
-    assert "Got 7." in found["why"]
-    assert "undecided" in Verdict.of(found).sentence
+def test_where_nothing_was_learnt_nothing_is_recommended():
+    found = judge(arms([0.5] * 8, [0.4] * 8, [0.9] * 8), rivals(8, 0.1), 2)
+    assert found["recommendation"] == "undecided"
+    assert found["learnt"] is False
+    text = Verdict.of(found).sentence
+    assert "Nothing was learnt yet" in text
+    assert "one constant prediction for all: 0.100" in text
 
 
-def test_a_client_of_nineteen_samples_abstains():
-    found = judge(arms([0.5] * 9, [0.4] * 9, [0.9] * 9, samples=[19] + [20] * 8))
-    assert found["clients"][0]["best"] == "abstains"
-    assert found["clients"][0]["gain"] is None
-    assert found["choice"] == "groups"
-    found = judge(arms([0.5] * 8, [0.4] * 8, [0.9] * 8, samples=[19] + [20] * 7))
-    assert found["choice"] == "undecided"
+def test_rows_and_clients_that_disagree_decide_nothing():
+    given = arms([0.5] * 9, [0.4] * 8 + [0.9], [2.0] * 9)
+    for trained in given.values():
+        long = trained[0].losses.repeat(1, 200)
+        long[:8, 5:] = torch.nan  # the last client has almost all the rows
+        trained[0] = trained[0]._replace(losses=long)
+    found = judge(given, {"constant": torch.full((9, 1000), 3.0).double()}, 2)
+    assert found["recommendation"] in ("undecided", "mixed")
 
 
 def test_a_loss_that_is_no_number_has_no_say():
-    found = judge(arms([0.5] * 9, [None] + [0.4] * 8, [0.9] * 9))
-    assert found["clients"][0]["gain"] is None
-    assert found["choice"] == "groups"
+    given = arms([0.5] * 9, [0.4] * 9, [0.9] * 9)
+    given["groups"][0].losses[0] = torch.nan
+    found = judge(given, rivals(9), 2)
+    assert found["clients"][0]["rows"] == 0
+    assert found["recommendation"] == "groups"
 
 
 @pytest.mark.parametrize(
-    ("by_round", "provisional"),
+    ("by_round", "falls"),
     [
         (((9, 1.0), (10, 0.97)), True),  # 3 % in a round
         (((9, 1.0), (10, 0.99)), False),
         (((5, 1.0), (10, 0.95)), False),  # 5 % in five
         (((5, 1.0), (10, 0.80)), True),
         (((1, 9.0), (5, 1.0), (10, 0.99)), False),  # what lies further back does not count
-        (((10, 0.5),), True),  # not known
+        (((10, 0.5),), False),  # not known
     ],
 )
-def test_it_is_provisional_while_one_model_improves(by_round, provisional):
-    found = judge(arms([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round))
-    assert found["provisional"] is provisional
-    assert ("Provisional" in Verdict.of(found).sentence) is provisional
+def test_it_is_provisional_while_a_way_improves(by_round, falls):
+    verdict = Verdict.of(decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round))
+    assert verdict.provisional is falls
+    assert ("Provisional" in verdict.sentence) is falls
 
 
-def test_the_same_seed_draws_the_same_interval():
-    one = [0.5, 0.6, 0.4, 0.8, 0.2, 0.9, 0.1, 0.3, 0.7]
-    given = arms(one, [0.4] * 9, [0.9] * 9)
-    assert judge(given) == judge(given)
-    assert judge(given, seed=1)["intervals"] != judge(given)["intervals"]
+def test_a_loss_that_rises_again_is_said():
+    by_round = (5, 0.5), (10, 0.6)
+    verdict = Verdict.of(decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round))
+    assert verdict.rises == ["one", "groups", "alone"]
+    assert "stop='validation'" in verdict.sentence
+    kept = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round, stop="validation")
+    assert kept["rises"] == []
 
 
-def test_words_say_who_gains_and_who_loses(tmp_path):
-    groups = [0.4] * 9 + [0.55, 0.9]
-    verdict = Verdict.of(judge(arms([0.5] * 11, groups, [0.9] * 11)))
-    assert verdict.losing == ["c10", "c9"]
-    assert len(verdict.gaining) == 9
+def test_replicates_widen_the_interval_by_what_training_varies():
+    given = arms(varied(0.5), varied(0.4), varied(0.9))
+    again = arms(varied(0.5), varied(0.7), varied(0.9))
+    both = {arm: [*given[arm], *again[arm]] for arm in given}
+    found = judge(both, rivals(8), 2)
+    low, high = found["per_client"]["groups over one"][1:]
+    assert low < -0.5
+    assert high > 0.5
+    assert found["replicates"] == 2
+    assert "and the randomness of training" in Verdict.of(found).sentence
+    assert "They do not cover" in Verdict.of(judge(given, rivals(8), 2)).sentence
+
+
+def test_words_table_and_file(tmp_path):
+    verdict = Verdict.of(decide(varied(0.5, 11), varied(0.4, 11), varied(0.9, 11)))
     text = str(verdict)
-    assert "9 of 11 clients have a lower loss with groups than with one model" in text
-    assert "worst off with groups: c10, c9." in text
-    assert "0.500 with one model for all, 0.459 with a model per group, and 0.900 if" in text
-    assert "neither clearly better nor worse than one model for all (95% interval: -0.0" in text
-    assert "the loss is higher by 0.400 (95% interval: 0.400 to 0.400)" in text
-    assert "each client's validation rows, which were not used for training" in text
-    assert "took 20 more rounds and holds out 20% of the data" in text
+    assert "0.509 with one model for all (round 10), 0.409 with a model per group" in text
+    assert "the loss is lower by 0.100" in text
+    assert "each client's validation rows" in text
+    assert "took 20 more rounds; 55 rows were held out" in text
     assert verdict.table["client"][0] == "c0"
+    assert verdict.compared["way"][-1] == "one constant prediction for all"
     assert Verdict.of(json.dumps(verdict.to_json()).encode()) == verdict
     assert verdict_picture(verdict, tmp_path / "verdict.png").stat().st_size > 5000
     with pytest.raises(ConfigError, match="no verdict to draw"):
-        verdict_picture(Verdict.of(judge(arms([1.0], [1.0], [1.0]))), tmp_path / "none.png")
+        verdict_picture(Verdict.of(decide([1.0], [1.0], [1.0])), tmp_path / "none.png")
+
+
+# the best round
+
+
+def test_each_half_is_scored_at_the_round_that_the_other_half_chose():
+    held = HeldOut(torch.tensor([[0, 1], [0, 1]]))
+    assert held.half.tolist() == [[0, 1], [1, 0]]
+    ids = torch.arange(2)
+    held.see(1, ids, torch.tensor([[1.0, 5.0], [5.0, 1.0]]))  # half 0: 1, half 1: 5, all: 3
+    held.see(2, ids, torch.tensor([[4.0, 1.0], [1.0, 4.0]]))  # half 0: 4, half 1: 1, all: 2.5
+    assert held.round.tolist() == [1, 2, 2]
+    assert held.best == 2
+    # Half 1 at round 1, which half 0 chose; half 0 at round 2.
+    assert held.losses.tolist() == [[4.0, 5.0], [5.0, 4.0]]
+
+
+def test_rows_of_a_unit_count_once():
+    x, y = torch.zeros(6, 1), torch.tensor([0, 1, 0, 1, 0, 1])
+    data = from_arrays([x], [y], test_fraction=0.0, unit=[torch.tensor([3, 3, 3, 8, 8, 9])])
+    rank = rank_units(data, "train")
+    assert rank.tolist() == [[0, 0, 0, 1, 1, 2]]
+    held = HeldOut(rank)
+    held.see(1, torch.tensor([0]), torch.tensor([[1.0, 2.0, 3.0, 4.0, 6.0, 7.0]]))
+    assert held.losses.tolist() == [[2.0, 5.0, 7.0]]
+
+
+def test_rivals_by_hand():
+    x = [torch.tensor([[0.0], [1.0], [0.0], [1.0]])] * 2
+    y = [torch.tensor([0, 1, 0, 1]), torch.tensor([1, 1, 1, 1])]
+    data = from_arrays(x, y, test_fraction=0.0, n_outputs=2)
+    found = score_rivals(data, "train", "cross_entropy")
+    # Six of eight are 1: shares 3/10 and 7/10 with a row of each class added.
+    whole = torch.tensor([0.3, 0.7]).double().log()
+    assert found["constant"][1].tolist() == pytest.approx([-float(whole[1])] * 4)
+    own = torch.tensor((4 + 0.7) / 5).log()
+    assert found["own constant"][1].tolist() == pytest.approx([-float(own)] * 4)
+    assert "last value" not in found
+    assert float(found["linear"].mean()) < float(found["constant"].mean())
+    assert score_rivals(data, "train", "squared_error") == {}
+
+
+def test_rivals_of_numbers_and_the_last_value():
+    y = [torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0.0, 0.0, 3.0])]
+    time = [torch.tensor([3, 2, 1]), torch.tensor([1, 2, 3])]
+    data = from_arrays([torch.zeros(3, 1)] * 2, y, test_fraction=0.0, time=time)
+    data = coterie.data.FederatedData(
+        data.x, torch.cat(y), data.rows, data.names, "regression", 1, time=data.time
+    )
+    found = score_rivals(data, "train", "squared_error")
+    assert found["constant"][0].tolist() == pytest.approx([1.0, 0.0, 16.0])  # the mean is 2
+    assert found["own constant"][0].tolist() == pytest.approx([4.0, 1.0, 9.0])  # 3
+    assert found["last value"][0].tolist() == pytest.approx([0.0, 1.0, 25.0])  # 1, at time 3
+    assert found["last value"][1].tolist() == pytest.approx([9.0, 9.0, 0.0])  # 3
 
 
 # runs
@@ -141,12 +284,13 @@ def test_any_method_with_a_network_gets_a_verdict(method, tmp_path):
     given["algorithm"]["n_groups"] = 2
     fit = fit_run(build(given), tmp_path / "run")
     verdict = fit.verdict
-    assert verdict.choice in ("one", "groups", "local")
-    assert verdict.round == 3
+    assert verdict.recommendation in ("one", "groups", "alone", "mixed", "undecided")
+    assert max(verdict.rounds.values()) <= 3
     assert len(verdict.clients) == 10
     assert verdict.split == "test"
-    assert verdict.sentence in str(fit)
-    assert fit.summary["verdict"]["choice"] == verdict.choice
+    assert verdict.reasons in str(fit)
+    assert fit.sentence.endswith(verdict.headline)
+    assert fit.summary["verdict"]["recommendation"] == verdict.recommendation
     assert coterie.load(tmp_path / "run").verdict == verdict
 
 
@@ -154,16 +298,17 @@ def test_rows_that_are_held_out_train_nobody_and_are_the_same_in_all_arms(tmp_pa
     ready = build(tables(compare=True, validation=0.2))
     fit = fit_run(ready, tmp_path / "run")
     assert fit.verdict.split == "validation"
-    assert fit.verdict.cost["held"] == pytest.approx(0.2)
+    assert fit.verdict.cost["held"] == 60
     held = [
-        json.loads(RunFolder(folder).final_files()["held_out.json"])
+        RunFolder(folder).final_files()
         for folder in (tmp_path / "run", *(tmp_path / "run" / "baselines").iterdir())
     ]
     assert len(held) == 3
-    for one in held:
-        assert one["held"] == [6] * 10
-        assert one["samples"] == [30] * 10
+    for files in held:
+        one = json.loads(files["held_out.json"])
+        assert one["trained_on"] == [24] * 10
         assert len(one["by_round"]) == 3
+        assert wire.load(files["held_out.safetensors"])["losses"].shape == (10, 6)
     data = ready.data.hold_out(0.2, seed=ready.settings.seed)
     trained, kept = (set(data.rows[split].index.tolist()) for split in ("train", "validation"))
     assert not trained & kept
@@ -203,5 +348,53 @@ def test_no_held_out_data_is_said(tmp_path):
     given = tables(compare=True)
     given["data"]["test"] = 0
     fit = fit_run(build(given), tmp_path / "run")
-    assert fit.verdict.choice == "undecided"
+    assert fit.verdict.recommendation == "undecided"
     assert "run.validation=0.2" in fit.verdict.why
+
+
+def test_the_best_round_is_kept_and_training_stops(tmp_path):
+    given = tables("fedavg", rounds=40, validation=0.2, stop="validation", patience=2)
+    given["local"]["learning_rate"] = 3.0  # it gets worse soon
+    whole = fit_run(build(given), tmp_path / "whole")
+    losses = [line["validation_loss"] for line in whole.rounds]
+    best = losses.index(min(losses)) + 1
+    assert whole.summary["kept_round"] == best
+    assert len(losses) == best + 2 < 40
+    # A run of that many rounds has the same model.
+    short = tables("fedavg", rounds=best, validation=0.2)
+    short["local"]["learning_rate"] = 3.0
+    other = fit_run(build(short))
+    for name, leaf in whole.state.params.items():
+        assert torch.equal(leaf, other.state.params[name])
+
+
+@pytest.mark.parametrize("method", ["local_only", "clove"])
+def test_a_run_that_keeps_the_best_round_resumes_exactly(method, tmp_path):
+    given = tables(method, rounds=6, validation=0.2, stop="validation", patience=3)
+    fit_run(build(given), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit_run(build(given), tmp_path / "run", StopsAfter(3))
+    resume_run(build(given), tmp_path / "run")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_stopping_needs_validation_rows():
+    with pytest.raises(ConfigError, match=r"needs validation rows\. Got none"):
+        build(tables(stop="validation"))
+    with pytest.raises(ConfigError, match="evaluate_every=0"):
+        build(tables(stop="validation", validation=0.2, evaluate_every=0))
+
+
+def test_replicates_are_other_trainings_and_resume(tmp_path):
+    given = tables(compare=True, replicates=2)
+    whole = fit_run(build(given), tmp_path / "whole")
+    assert whole.verdict.replicates == 2
+    folders = sorted(path.name for path in (tmp_path / "whole" / "replicates" / "01").iterdir())
+    assert folders == ["fedavg", "groups", "local_only"]
+    once = fit_run(build(tables(compare=True)))
+    assert once.rows == whole.rows  # the first training is the one that is kept
+    assert once.verdict.per_client != whole.verdict.per_client
+    with pytest.raises(KeyboardInterrupt):
+        fit_run(build(given), tmp_path / "run", StopsAfter(2, attempt=4))
+    assert verdict_of(tmp_path / "run") == whole.verdict
+    assert content(tmp_path / "run") == content(tmp_path / "whole")

@@ -106,7 +106,7 @@ def run(
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
-    verdict = f"\n{fit.verdict.sentence}" if "verdict.json" in fit.files else ""
+    verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
     if out is not None:
         print(f"\nSaved to {out}. For details: coterie show {out}")

@@ -102,6 +102,11 @@ def _quantile(level: float, free: float) -> float:
     return float(student.ppf((1 + level) / 2, free))
 
 
+def normal_quantile(level: float) -> float:
+    """Half the width, in standard errors, of an interval from many values."""
+    return _quantile(level, math.inf)
+
+
 def _hall(q: float, skew: float) -> float:
     """Quantile of the mean's t statistic where values are skew, from that of Student's t."""
     if abs(skew) < 1e-9:
@@ -135,7 +140,9 @@ def p_better(gain: Tensor, row_variance: Tensor, rows: Tensor) -> Tensor:
     """Client by client, the p-value of "it gains nothing": [m].
 
     A one-sided t-test of the client's own held-out rows. With replicates, the client's gain must
-    also be larger than training varies. A client with fewer than two rows has a p-value of 1.
+    also be larger than training varies. A client with fewer than two rows has a p-value of 1. With
+    n rows no p-value is below 2^-n, that of n signs which are all alike: losses are skew, and a
+    t-test of a few of them is too sure.
 
     Parameters
     ----------
@@ -159,6 +166,7 @@ def p_better(gain: Tensor, row_variance: Tensor, rows: Tensor) -> Tensor:
             out[i] = float(student.sf(mean / math.sqrt(variance), free))
         elif mean > 0:
             out[i] = 0.0
+        out[i] = max(float(out[i]), 0.5**n)
     return out
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.evidence.gains import LEVEL, Interval, holm, interval, p_better
+from coterie.evidence.gains import LEVEL, Interval, holm, interval, normal_quantile, p_better
 
 Arm = Literal["one", "groups", "alone"]
 ARMS: tuple[Arm, ...] = ("one", "groups", "alone")
@@ -21,6 +21,11 @@ ARMS: tuple[Arm, ...] = ("one", "groups", "alone")
 WORTH = 0.05
 """Share of what was learnt that a gain must be to matter: the loss of the best trivial prediction
 less that of one model is what was learnt."""
+
+
+FEW = 8
+"""Fewer clients than this say little about clients like them. Whether anything was learnt is then
+asked of these clients alone."""
 
 
 class Losses(NamedTuple):
@@ -50,6 +55,8 @@ class Recommendation(NamedTuple):
     per_row: dict[str, Interval]  # every row counts the same
     learnt: bool  # an arm beats the best trivial rival
     matters: float  # the smallest gain that matters
+    apart: list[int]  # clients whose large gains hid the answer for the others
+    without: dict[str, Interval]  # as `per_client`, without these; empty if there are none
 
 
 def recommend(losses: Losses, n_groups: int, level: float = LEVEL) -> Recommendation:
@@ -70,17 +77,24 @@ def recommend(losses: Losses, n_groups: int, level: float = LEVEL) -> Recommenda
     per_row = _compare(losses, arms, losses.rows.double(), level)
     learnt, matters = _floor(losses, arms, level)
     if not learnt:
-        return Recommendation("undecided", None, [], per_client, per_row, False, matters)
+        return Recommendation("undecided", None, [], per_client, per_row, False, matters, [], {})
+    without: dict[str, Interval] = {}
+    apart: list[int] = []
     most = _decide(per_client, arms, matters)
     if most is None:  # perhaps because of a few clients: decide for the others
         apart = [found.client for found in _exceptions(losses, arms, "one", level)]
         others = everyone.clone()
         others[apart] = False
         if apart and int(others.sum()) > 1:
-            most = _decide(_compare(losses, arms, others.double(), level), arms, matters)
-    exceptions = _exceptions(losses, arms, most or "one", level)
-    choice = "undecided" if most is None else "mixed" if exceptions else most
-    return Recommendation(choice, most, exceptions, per_client, per_row, True, matters)
+            without = _compare(losses, arms, others.double(), level)
+            most = _decide(without, arms, matters)
+    if most is None:
+        return Recommendation("undecided", None, [], per_client, per_row, True, matters, [], {})
+    exceptions = _exceptions(losses, arms, most, level)
+    choice = "mixed" if exceptions else most
+    return Recommendation(
+        choice, most, exceptions, per_client, per_row, True, matters, apart, without
+    )
 
 
 def _gain(losses: Losses, better: str, worse: str) -> Tensor:
@@ -103,8 +117,20 @@ def _floor(losses: Losses, arms: Sequence[str], level: float) -> tuple[bool, flo
         return True, WORTH * abs(mean["one"])
     rival = min(rivals, key=lambda name: mean[name])
     best = min(arms, key=lambda arm: mean[arm])
-    learnt = interval(_gain(losses, best, rival), None, level).low > 0
+    learnt = _beats(losses, best, rival, level)
     return learnt, WORTH * max(mean[rival] - mean["one"], mean[rival] - mean[best], 0.0)
+
+
+def _beats(losses: Losses, better: str, worse: str, level: float) -> bool:
+    """Whether a way is better for certain: for clients like these; for these, if they are few."""
+    gain = _gain(losses, better, worse)
+    if len(losses.rows) >= FEW or interval(gain, None, level).low > 0:
+        return interval(gain, None, level).low > 0
+    column = list(losses.names).index
+    a, b, spread = column(better), column(worse), losses.covariance
+    variance = (spread[..., a, a] + spread[..., b, b] - 2 * spread[..., a, b]).mean(0)  # [m]
+    error = float((variance / losses.rows).sum().clamp(min=0).sqrt()) / len(losses.rows)
+    return float(gain.mean()) > normal_quantile(level) * error > 0
 
 
 def _decide(found: dict[str, Interval], arms: Sequence[Arm], matters: float) -> Arm | None:

@@ -4,7 +4,6 @@ How it is found: `running/verdict.py`.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,17 +12,18 @@ from coterie.core.errors import ConfigError
 from coterie.report.mixture_pictures import _page
 from coterie.report.page import COLOURS, SOFT
 from coterie.report.table import Table
+from coterie.report.words import (
+    NAMES,
+    describe_recommendation,
+    join_words,
+    list_names,
+    name_way,
+)
 
-FORMATS = {"one": ".4f", "groups": ".4f", "local": ".4f", "gain": "+.4f"}
-WORDS = {
-    "one": "use one model for all clients",
-    "groups": "use a model per group",
-    "local": "let every client train alone",
-    "undecided": "undecided",
-}
-NAMES = {"one": "one model for all", "groups": "a model per group", "local": "training alone"}
-
-Way = Literal["one", "groups", "local", "undecided"]
+ARMS = ("one", "groups", "alone")
+INTERVALS = ("per_client", "per_row", "without")
+FORMATS = {"one": ".4f", "groups": ".4f", "alone": ".4f"}
+WAYS = {"loss per client": ".4f", "loss per row": ".4f"}
 
 
 class Interval(NamedTuple):
@@ -39,124 +39,290 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which way of training to use after a number of rounds, and which clients gain by it.
+    """Which way of training to use, how sure that is, and which clients should use another.
 
     Parameters
     ----------
-    choice
-        "one", "groups", "local" or "undecided".
-    intervals
-        "groups over one", "local over groups" and "local over one": mean gain in held-out loss.
-    better_off
-        Fraction of the clients with enough samples whose loss is lower with groups than with one
-        model.
-    provisional
-        Whether one model still improves. Groups converge in fewer rounds, so an early verdict
-        favours them.
-    round
-        Number of rounds of training.
-    clients
-        A row per client: its held-out loss for each way of training, its gain of groups over one
-        model, and its best way.
-    why
-        The reason if the verdict is undecided.
-    fall
-        By what fraction the held-out loss of one model fell per round at the end.
+    recommendation
+        "one" (one model for all), "groups" (a model per group), "alone" (every client trains
+        alone), "mixed" (one of these for most clients and another for some) or "undecided".
+    most
+        What is recommended to most clients: "one", "groups" or "alone"; None if undecided.
+    exceptions
+        Clients for which another way is better for certain: "client", "instead" and "gain", the
+        difference in loss.
+    per_client
+        "groups over one", "alone over one" and "alone over groups": mean gain in held-out loss
+        with its interval, if every client counts the same.
+    per_row
+        The same, if every held-out row (or unit) counts the same.
+    apart
+        Clients whose gains are so large that they hid the answer for the others.
+    without
+        As `per_client`, without these clients; empty if there are none.
+    n_groups
+        Number of groups that were found. With one there is nothing to compare with one model.
+    method
+        Name of a method that gives every client a model of its own instead of groups; else empty.
+    learnt
+        Whether a way of training is better than every prediction without a network; None: unknown.
+    matters
+        The smallest gain in loss that matters: 5 % of what was learnt.
+    ways
+        Mean held-out loss of each way, rivals without a network included: per client, per row.
+    rounds
+        Best round of each way of training.
+    falls
+        Ways of training whose loss still falls by more than 2 % per round at the end. With any,
+        the verdict is provisional.
+    rises
+        Ways of training whose last loss is clearly larger than their smallest.
+    replicates
+        Number of trainings of each way.
     split
         The rows that losses are measured on: "test" or "validation".
     cost
-        What the comparison cost: further rounds, bytes, and the fraction of data held out.
+        What the comparison cost: further rounds, bytes, and held-out rows.
+    why
+        The reason if the verdict is undecided for want of data.
+    clients
+        A row per client: held-out rows, loss for each way of training, and the way that is better
+        than the recommended one for certain.
     """
 
-    choice: Way
-    intervals: dict[str, Interval]
-    better_off: float | None
-    provisional: bool
-    round: int
+    recommendation: Literal["one", "groups", "alone", "mixed", "undecided"]
+    most: Literal["one", "groups", "alone"] | None
+    exceptions: list[dict[str, Any]]
+    per_client: dict[str, Interval]
+    per_row: dict[str, Interval]
+    apart: list[str]
+    without: dict[str, Interval]
+    n_groups: int
+    method: str
+    learnt: bool | None
+    matters: float | None
+    ways: dict[str, list[float | None]]
+    rounds: dict[str, int]
+    falls: dict[str, float]
+    rises: list[str]
+    replicates: int
+    split: str
+    cost: dict[str, Any] = field(repr=False)
+    why: str
     clients: list[dict[str, Any]] = field(repr=False)
-    why: str = ""
-    fall: float | None = None
-    split: str = "test"
-    cost: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, found: bytes | dict[str, Any]) -> "Verdict":
         """From what was found, or from the file it was written to."""
         content = found if isinstance(found, dict) else json.loads(found)
-        pairs = {name: Interval(*values) for name, values in content["intervals"].items()}
-        return cls(**{**content, "intervals": pairs})
+        pairs = {
+            name: {pair: Interval(*_finite(values)) for pair, values in content[name].items()}
+            for name in INTERVALS
+        }
+        return cls(**{**content, **pairs})
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return asdict(self) | {"intervals": {k: list(v) for k, v in self.intervals.items()}}
+        plain = {
+            name: {pair: list(gain) for pair, gain in getattr(self, name).items()}
+            for name in INTERVALS
+        }
+        return asdict(self) | plain
+
+    @property
+    def provisional(self) -> bool:
+        """Whether a way of training still improves, so that the verdict may change."""
+        return bool(self.falls)
 
     @property
     def table(self) -> Table:
         """A row per client."""
-        columns = ["client", "one", "groups", "local", "gain", "best"]
+        columns = ["client", "rows", *ARMS, "better"]
         rows = [[line[name] for name in columns] for line in self.clients]
-        return Table(columns, rows, FORMATS)
+        return Table([*columns[:-1], "better off with"], rows, FORMATS)
 
     @property
-    def gaining(self) -> list[str]:
-        """Clients whose loss is lower with groups than with one model."""
-        return [line["client"] for line in self.clients if (line["gain"] or 0) > 0]
+    def compared(self) -> Table:
+        """A row per way: mean held-out loss per client and per row, and the best round."""
+        rows = [
+            [self._name(way), *self.ways[way], self.rounds.get(way)]
+            for way in NAMES
+            if way in self.ways and not (way == "groups" and self._one_group)
+        ]
+        return Table(["way", "loss per client", "loss per row", "best round"], rows, WAYS)
 
     @property
-    def losing(self) -> list[str]:
-        """Clients whose loss is higher with groups than with one model, the most first."""
-        lines = [line for line in self.clients if (line["gain"] or 0) < 0]
-        return [line["client"] for line in sorted(lines, key=lambda line: line["gain"])]
+    def headline(self) -> str:
+        """The recommendation as one sentence."""
+        return describe_recommendation(self.recommendation, self.most, self.exceptions, self.method)
 
     @property
     def sentence(self) -> str:
-        """The verdict in a few sentences."""
-        head = f"Verdict after {self.round} rounds: {WORDS[self.choice]}."
-        if self.choice == "undecided":
-            return f"{head} {self.why}"
-        groups = self.intervals["groups over one"]
-        rival = "groups" if groups.low > 0 else "one"
-        said = [
-            head,
-            self._losses(),
-            _difference(NAMES["groups"], NAMES["one"], groups),
-            _difference(NAMES["local"], NAMES[rival], self.intervals[f"local over {rival}"]),
-            self._clients(),
-        ]
-        if self.provisional:
-            said.append(_provisional(self.fall))
-        return " ".join(said)
+        """The recommendation and its reasons."""
+        return f"{self.headline} {self.reasons}"
+
+    @property
+    def reasons(self) -> str:
+        """What the recommendation rests on, in a few sentences."""
+        if not self.per_client:
+            return self.why
+        said = [self._losses()]
+        if self._one_group:
+            said.append("There is one group, so a model per group would be the same as one model.")
+        if self.learnt is False:
+            said.append(self._nothing_learnt())
+        else:
+            said += self._differences()
+            said.append(self._undecided() if self.most is None else self._otherwise())
+        said += [self._linear(), self._coverage(), *self._time()]
+        return " ".join(text for text in said if text)
+
+    @property
+    def _one_group(self) -> bool:
+        return self.n_groups < 2 and not self.method
+
+    def _name(self, way: str) -> str:
+        return name_way(way, self.method)
 
     def _losses(self) -> str:
         """The mean held-out losses that were compared."""
-        rows = [line for line in self.clients if line["gain"] is not None]
-        mean = {arm: sum(line[arm] for line in rows) / len(rows) for arm in NAMES}
+        arms = [arm for arm in ARMS if not (arm == "groups" and self._one_group)]
+        parts = [
+            f"{_number(self.ways[arm][0])} with {self._name(arm)} (round {self.rounds[arm]})"
+            for arm in arms
+        ]
+        n = sum(line["rows"] > 0 for line in self.clients)
         return (
-            f"The mean loss of {len(rows)} clients on held-out data is {mean['one']:.3f} with one "
-            f"model for all, {mean['groups']:.3f} with a model per group, and {mean['local']:.3f} "
-            "if every client trains alone."
+            f"On rows that were not used for training, the mean loss of {n} clients is "
+            f"{', '.join(parts[:-1])} and {parts[-1]}; smaller is better. Each way is judged at "
+            "its best round, given in brackets."
         )
 
-    def _clients(self) -> str:
-        """How many clients gain by groups, and which lose most."""
-        judged = sum(line["gain"] is not None for line in self.clients)
-        text = f"{len(self.gaining)} of {judged} clients have a lower loss with groups than with "
-        text += "one model"
-        worst = self.losing[:3]
-        return f"{text}; worst off with groups: {', '.join(worst)}." if worst else f"{text}."
+    def _rival(self) -> tuple[str, float] | None:
+        """The best prediction without a network, and its loss."""
+        rivals = {
+            way: values[0]
+            for way, values in self.ways.items()
+            if way not in (*ARMS, "linear") and values[0] is not None
+        }
+        return min(rivals.items(), key=lambda pair: pair[1]) if rivals else None
+
+    def _nothing_learnt(self) -> str:
+        rival = self._rival()
+        beside = "" if rival is None else f" ({NAMES[rival[0]]}: {rival[1]:.3f})"
+        return (
+            "Nothing was learnt yet: no way of training is clearly better than a prediction "
+            f"without a network{beside}. So nothing can be said about groups. Train for more "
+            "rounds, or give other columns."
+        )
+
+    def _differences(self) -> list[str]:
+        """Groups against one model, and training alone against the better of these."""
+        shown = self.without or self.per_client
+        groups = shown.get("groups over one")
+        pairs = ["alone over one"]
+        if groups is not None:
+            rival = "groups" if groups.mean > 0 else "one"
+            pairs = ["groups over one", f"alone over {rival}"]
+        said = []
+        if self.without:
+            said.append(f"What follows leaves out {list_names(self.apart)}, who gain much more.")
+        for pair in pairs:
+            one, other = pair.split(" over ")
+            said.append(_difference(self._name(one), self._name(other), shown[pair]))
+            row = self.per_row[pair]
+            if not self.without and (row.mean > 0) != (shown[pair].mean > 0):
+                said.append(f"If every row counts the same, the gain is {row}.")
+        return said
+
+    def _undecided(self) -> str:
+        if self.why:
+            return self.why
+        groups = self.per_client.get("groups over one")
+        known = "groups" if groups is not None and groups.low > 0 else "one"
+        parts = [
+            f"{self._name(pair.split(' over ')[0])} may be better by up to {gain.high:.3f}"
+            for pair, gain in self.per_client.items()
+            if pair.endswith(f" over {known}") and gain.high > (self.matters or 0)
+        ]
+        return (
+            f"Compared with {self._name(known)}, {join_words(parts)}, and {self.matters:.3f} would "
+            "matter. More clients or more held-out rows would decide."
+        )
+
+    def _otherwise(self) -> str:
+        """Clients that are better off with another way."""
+        if not self.exceptions:
+            return "No client is better off with another way for certain."
+        parts = [
+            f"{one['client']} with {self._name(one['instead'])} (loss lower by {one['gain']:.3f})"
+            for one in sorted(self.exceptions, key=lambda one: -one["gain"])
+        ]
+        return f"Better off otherwise: {list_names(parts)}."
+
+    def _linear(self) -> str:
+        """A hint if a linear model does better than all networks."""
+        linear = self.ways.get("linear", [None])[0]
+        losses = [loss for arm in ARMS if (loss := self.ways[arm][0]) is not None]
+        if linear is None or not losses or self.matters is None:
+            return ""
+        if linear > min(losses) - self.matters:
+            return ""
+        return f"A linear model for all has a smaller loss ({linear:.3f}): try model='linear'."
+
+    def _coverage(self) -> str:
+        """What the intervals cover."""
+        covered = "which clients take part and which rows are held out"
+        if self.replicates > 1:
+            return f"The intervals cover {covered}, and the randomness of training."
+        return (
+            f"The intervals cover {covered}. They do not cover the randomness of training: "
+            "replicates=3 does, for three times the cost."
+        )
+
+    def _time(self) -> list[str]:
+        """Whether training was too short or too long."""
+        said = []
+        if self.falls:
+            parts = [f"{self._name(arm)} by {fall:.1%}" for arm, fall in self.falls.items()]
+            said.append(
+                f"Provisional: the loss still falls per round ({', '.join(parts)}). Train for "
+                "more rounds and ask again."
+            )
+        if self.rises:
+            parts = [f"{self._name(arm)} after round {self.rounds[arm]}" for arm in self.rises]
+            said.append(
+                f"The loss rises again: {', '.join(parts)}. The models of the last round are worse "
+                "than those compared here. Set stop='validation' to keep the best."
+            )
+        return said
 
     def __str__(self) -> str:
-        rows = {"test": "test rows", "validation": "validation rows"}[self.split]
-        cost = f"Losses are measured on each client's {rows}, which were not used for training."
+        cost = f"Losses are measured on each client's {self.split} rows."
         if self.cost:
             more, held = self.cost["rounds"], self.cost["held"]
-            cost += f" The comparison took {more} more rounds and holds out {held:.0%} of the data."
-        return f"{self.sentence}\n{cost}\n\n{self.table}"
+            cost += f" The comparison took {more} more rounds; {held} rows were held out."
+        return f"{self.sentence}\n{cost}\n\n{self.compared}\n\n{self.table}"
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<p>{escape(self.sentence)}</p>{self.table._repr_html_()}"
+        tables = self.compared._repr_html_() + self.table._repr_html_()
+        return f"<p>{escape(self.sentence)}</p>{tables}"
+
+
+def _finite(values: list[float | None]) -> list[float]:
+    """A file has no infinity: an interval without an end is written without it."""
+    mean, low, high = values
+    return [
+        float("nan") if mean is None else mean,
+        -float("inf") if low is None else low,
+        float("inf") if high is None else high,
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.3f}"
 
 
 def _difference(one: str, other: str, gain: Interval) -> str:
@@ -179,29 +345,20 @@ def _difference(one: str, other: str, gain: Interval) -> str:
     return f"{one} is neither clearly better nor worse than {other} (95% interval: {interval})."
 
 
-def _provisional(fall: float | None) -> str:
-    if fall is None:
-        return (
-            "Provisional: it is not known whether one model for all still improves. Evaluate in "
-            "more rounds and ask again."
-        )
-    return (
-        f"Provisional: one model for all still improves (its loss falls by {fall:.1%} per round), "
-        "so the verdict may change. Train for more rounds and ask again."
-    )
-
-
 def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
-    """Mean gains with their intervals, and every client's gain from groups over one model."""
-    if not verdict.intervals:
+    """Mean gains with their intervals, and every client's gain in the first comparison."""
+    if not verdict.per_client:
         raise ConfigError(f"Picture: there is no verdict to draw yet. {verdict.why}")
-    lines = sorted((line for line in verdict.clients if line["gain"] is not None), key=_gain)
+    pair = next(iter(verdict.per_client))
+    better, worse = pair.split(" over ")
+    lines = [line for line in verdict.clients if line["rows"]]
+    lines.sort(key=lambda line: float(line[worse] - line[better]))
     height = max(3.2, 1.6 + 0.16 * len(lines))
     with _page(8.4, min(height, 14), out) as page:
         top, bottom = page.subplots(2, 1, height_ratios=[1.1, max(2.0, height - 1.9)])
-        names = list(verdict.intervals)
+        names = list(verdict.per_client)
         for place, name in enumerate(reversed(names)):
-            gain = verdict.intervals[name]
+            gain = verdict.per_client[name]
             colour = COLOURS[2] if gain.low > 0 else COLOURS[4] if gain.high < 0 else SOFT
             top.plot([gain.low, gain.high], [place, place], color=colour, linewidth=3)
             top.plot([gain.mean], [place], "o", color=colour, markersize=7)
@@ -210,9 +367,9 @@ def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
         top.axvline(0, color=SOFT, linewidth=1)
         top.set_xlabel("mean gain in held-out loss, 95 % interval")
         provisional = ", provisional" if verdict.provisional else ""
-        title = f"Verdict after {verdict.round} rounds: {WORDS[verdict.choice]}{provisional}"
+        title = f"Recommendation: {verdict.recommendation}{provisional}"
         top.set_title(title, fontsize=12, loc="left")
-        gains = [line["gain"] for line in lines]
+        gains = [line[worse] - line[better] for line in lines]
         colours = [COLOURS[2] if gain > 0 else COLOURS[4] for gain in gains]
         bottom.barh(range(len(lines)), gains, color=colours, height=0.7)
         if len(lines) <= 60:
@@ -222,9 +379,5 @@ def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
             bottom.set_ylabel(f"{len(lines)} clients")
         bottom.axvline(0, color=SOFT, linewidth=1)
         bottom.set_ylim(-0.7, len(lines) - 0.3)
-        bottom.set_xlabel("gain of each client: loss with one model less loss with groups")
+        bottom.set_xlabel(f"gain of each client, {pair}: difference of its losses")
     return Path(out)
-
-
-def _gain(line: Mapping[str, Any]) -> float:
-    return float(line["gain"])

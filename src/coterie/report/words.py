@@ -1,40 +1,87 @@
 """Results in plain words."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+NAMES = {
+    "one": "one model for all",
+    "groups": "a model per group",
+    "alone": "training alone",
+    "constant": "one constant prediction for all",
+    "own constant": "a constant prediction per client",
+    "last value": "the client's last known value",
+    "linear": "a linear model for all",
+}
+"""Ways to predict."""
+MOST_NAMED = 5  # clients in a sentence
+
+
+def name_way(way: str, method: str = "") -> str:
+    """A way to predict in words; `method` gives every client a model of its own, without groups."""
+    return f"a personal model ({method})" if way == "groups" and method else NAMES[way]
+
+
+def describe_recommendation(
+    recommendation: str,
+    most: str | None = None,
+    exceptions: Sequence[Mapping[str, Any]] = (),
+    method: str = "",
+) -> str:
+    """The recommendation as one sentence.
+
+    >>> describe_recommendation("mixed", "groups", [{"client": "site-7", "instead": "alone"}])
+    'Recommendation: mixed. A model per group for most clients, training alone for site-7.'
+    """
+    if recommendation == "undecided" or most is None:
+        return "Recommendation: undecided."
+    if recommendation != "mixed":
+        return f"Recommendation: {name_way(most, method)}."
+    by_way: dict[str, list[str]] = {}
+    for one in exceptions:
+        by_way.setdefault(one["instead"], []).append(one["client"])
+    parts = [f"{name_way(most, method)} for most clients"]
+    parts += [f"{name_way(way, method)} for {list_names(who)}" for way, who in by_way.items()]
+    text = ", ".join(parts)
+    return f"Recommendation: mixed. {text[0].upper()}{text[1:]}."
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Names in a sentence; only the first few of many.
+
+    >>> list_names(["a", "b"])
+    'a and b'
+    """
+    more = len(names) - MOST_NAMED
+    return join_words([*names[:MOST_NAMED], f"{more} more"] if more > 0 else list(names))
 
 
 def describe_result(
     summary: dict[str, Any], cards: list[dict[str, Any]], rows: list[dict[str, Any]]
 ) -> str:
-    """What a run found and what to use, in a few sentences."""
+    """What a run found, in a few sentences; with the recommendation of the verdict."""
     if "components" in summary:
         return _components(summary, rows)
     text = _groups(summary, cards, len(rows))
     column = next((name for name in ("accuracy", "error") if name in rows[0]), None)
     own = None if column is None else _mean(line[column] for line in rows)
-    if column is None or own is None:  # nothing to predict, or nothing to test on
-        return text
-    text += f" The mean {column} on the clients' own test data is {_score(own, column)}"
-    others = {
-        "training alone": summary.get(f"local_only_{column}"),
-        "one model for all": summary.get(f"fedavg_{column}"),
-    }
-    told = {name: value for name, value in others.items() if value is not None}
-    if not told:
-        return text + "."
-    beside = join_words([f"{_score(value, column)} with {name}" for name, value in told.items()])
-    better = max if column == "accuracy" else min
-    best = better(told, key=lambda name: told[name])
-    wins = own > told[best] if column == "accuracy" else own < told[best]
-    choice = (summary.get("verdict") or {}).get("choice", "undecided")  # it knows how sure it is
-    if choice != "undecided":
-        wins = choice == "groups"
-        best = {"one": "one model for all", "local": "training alone"}.get(choice, best)
-    advice = f"Use {summary['algorithm']}." if wins else f"Groups do not help here: use {best}."
+    if column is not None and own is not None:  # there is something to predict and to test on
+        text += f" The mean {column} on the clients' own test data is {_score(own, column)}"
+        others = {
+            "training alone": summary.get(f"local_only_{column}"),
+            "one model for all": summary.get(f"fedavg_{column}"),
+        }
+        told = [
+            f"{_score(value, column)} with {name}"
+            for name, value in others.items()
+            if value is not None
+        ]
+        text += f", compared with {join_words(told)}." if told else "."
     strange = sum(not line["fits"] for line in rows)
     if strange:
-        advice += f" {_number(strange, 'client')} fit{'s' if strange == 1 else ''} no group well."
-    return f"{text}, compared with {beside}. {advice}"
+        text += f" {_number(strange, 'client')} fit{'s' if strange == 1 else ''} no group well."
+    if "verdict" in summary:
+        text += f" {describe_recommendation(**summary['verdict'])}"
+    return text
 
 
 def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:
@@ -98,7 +145,7 @@ def join_words(parts: list[Any]) -> str:
 
 
 def describe_quickstart(table: Any) -> str:
-    """What the demonstration found, and which way of training to use."""
+    """What the demonstration found."""
     scores = dict(zip(table["method"], table["accuracy"], strict=True))
     ari = dict(zip(table["method"], table["ARI"], strict=True))
     grouped = {name: value for name, value in scores.items() if ari[name] is not None}
@@ -110,10 +157,7 @@ def describe_quickstart(table: Any) -> str:
     low, high = f"{min(best):.1%}", f"{max(best):.1%}"
     reached = high if low == high else f"{low} to {high}"
     alone, one = scores["local_only"], scores["fedavg"]
-    use = "training alone" if alone > one else "one model for all"
-    use = "a model per group" if min(best) > max(alone, one) else use
     return (
         f"{text}The mean accuracy of {join_words(exact or list(grouped))} is {reached}, compared "
-        f"with {alone:.1%} if every client trains alone and {one:.1%} with one model for all. Use "
-        f"{use} here."
+        f"with {alone:.1%} if every client trains alone and {one:.1%} with one model for all."
     )

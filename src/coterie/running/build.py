@@ -78,8 +78,18 @@ class Settings:
         Which of its data an unassigned client uses to find its group during an evaluation.
     validation
         Fraction of every client's training data that is held out.
+    stop
+        When training ends. "rounds": after the last round, whose models are kept. "validation":
+        after `patience` evaluations without a smaller loss on validation rows; the models of the
+        round with the smallest loss are kept. `rounds` is then the largest number of rounds.
+    patience
+        Number of evaluations without improvement after which training stops, if `stop` is
+        "validation".
     compare
         Also train every client alone and one model for all, to measure what grouping gains.
+    replicates
+        Number of trainings of each way that is compared. With two or more, the intervals of the
+        verdict also cover the randomness of training. The first training is the one that is kept.
     drop
         Probability that a reply is lost, to test a method under faults.
     delay
@@ -103,13 +113,21 @@ class Settings:
     restarts: Annotated[int, Ge(1)] = 1
     support: Literal["train", "test"] = "train"
     validation: Annotated[float, Ge(0), Le(0.9)] = 0.0
+    stop: Literal["rounds", "validation"] = "rounds"
+    patience: Annotated[int, Ge(1)] = 5
     compare: bool = False
+    replicates: Annotated[int, Ge(1)] = 1
     drop: Annotated[float, Ge(0), Le(1)] = 0.0
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.stop == "validation" and not self.evaluate_every:
+            raise ConfigError(
+                'Settings: stop="validation" needs evaluations. Got evaluate_every=0. Set it to 1 '
+                "or more."
+            )
 
 
 @dataclass(frozen=True)
@@ -301,6 +319,11 @@ def check(ready: Run) -> None:
         raise ConfigError(
             f"{type(algorithm).__name__}: n_groups must be at most the number of clients, "
             f"{len(data)}. Got {groups}."
+        )
+    held = bool(ready.settings.validation) or bool(data.sizes("validation").any())
+    if ready.settings.stop == "validation" and not held:
+        raise ConfigError(
+            'stop="validation" needs validation rows. Got none. Hold some out with validation=0.2.'
         )
     if ready.settings.start is not None:
         check_start(ready.settings.start, algorithm, data.names)

@@ -34,6 +34,7 @@ class Scores(NamedTuple):
     accuracy: Tensor  # nan unless there are classes
     n: Tensor
     agreement: Tensor  # ARI of components with classes, for methods that learn without labels
+    rows: Tensor | None = None  # [m, n]  loss of each row, nan in the padding; if asked for
 
 
 # Part of the clients' keys: with another label, evaluations that draw would draw other numbers.
@@ -42,9 +43,12 @@ KEY = "exam"
 
 @question(phase="evaluation", key=KEY)
 def score(
-    algorithm: Algorithm, client: Client, given: Tree, test: Batch, *, kind: str
+    algorithm: Algorithm, client: Client, given: Tree, test: Batch, *, kind: str, rows: int = 0
 ) -> dict[str, Tensor]:
-    """Score a client's own model on a batch: loss, accuracy, agreement, number of samples."""
+    """Score a client's own model on a batch: loss, accuracy, agreement, number of samples.
+
+    `rows`: also the loss of each row, padded to this length.
+    """
     output = algorithm.predict(algorithm.personalise(client, given), test.x)
     right = agreement = test.mask * torch.nan
     if not algorithm.supervised:
@@ -57,12 +61,16 @@ def score(
         losses = loss(output, test)
         if kind == "classification":
             right = output.argmax(1) == test.y
-    return {
+    scores = {
         "loss": test.mean(losses.double()),
         "accuracy": test.mean(right.double()),
         "agreement": agreement.double().mean(),
         "n": test.size,
     }
+    if rows:
+        own = torch.where(test.mask, losses.double(), torch.nan)
+        scores["rows"] = functional.pad(own, (0, rows - own.shape[0]), value=torch.nan)
+    return scores
 
 
 def evaluate(
@@ -74,6 +82,7 @@ def evaluate(
     split: str = "test",
     support: str = "train",
     on: Batch | None = None,
+    rows: int = 0,
 ) -> Scores:
     """Assign unassigned clients to a group, give every client its model, and score it.
 
@@ -87,6 +96,8 @@ def evaluate(
         Data a client uses to be assigned to a group; "test" for clients without training data.
     on
         Score everyone on this common batch instead.
+    rows
+        Also return the loss of each row, padded to this length. 0: do not.
     """
     ids = fed.everyone()
     with fed.aside(support=support):
@@ -94,7 +105,8 @@ def evaluate(
         given = [algorithm.deploy(state, ids), *([] if on is None else [on])]
         stackable = task_info(algorithm.personalise).stackable
         own = split if on is None else None
-        ask = Question(score, algorithm, {"kind": kind}, own, stackable)
+        more = {"rows": rows} if rows else {}
+        ask = Question(score, algorithm, {"kind": kind, **more}, own, stackable)
         try:
             ids, reply = fed.map(ask, *given, to=ids)
         except TaskError as error:
@@ -109,12 +121,12 @@ def _scores(asked: Ids, heard: Ids, reply: dict[str, Tensor]) -> Scores:
     """Scores of all clients asked; a client that did not answer counts as one without samples."""
     if len(heard) < len(asked):
         at = torch.isin(asked, heard)
-        blank = {name: leaf.new_zeros(len(asked)) for name, leaf in reply.items()}
+        blank = {name: leaf.new_zeros(len(asked), *leaf.shape[1:]) for name, leaf in reply.items()}
         reply = {name: put(blank[name], at, leaf) for name, leaf in reply.items()}
     some = reply["n"] > 0
     names = "loss", "accuracy", "agreement"
     loss, accuracy, agreement = (torch.where(some, reply[name], torch.nan) for name in names)
-    return Scores(asked, loss, accuracy, reply["n"], agreement)
+    return Scores(asked, loss, accuracy, reply["n"], agreement, reply.get("rows"))
 
 
 def evaluate_later(

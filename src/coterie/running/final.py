@@ -21,6 +21,7 @@ from coterie.engines.simulation import Simulation
 from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
+from coterie.running.held_out import HeldOut
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Result:
     description: dict[str, Any]
     clients: list[dict[str, Any]] = field(default_factory=list, repr=False)  # a row per client
     held_out: dict[str, Any] = field(default_factory=dict, repr=False)  # see `describe_held_out`
+    # Losses of each client's held-out units at the best round. [m, u]
+    held_losses: Tensor = field(default_factory=lambda: torch.zeros(0, 0), repr=False)
     files: dict[str, bytes] = field(default_factory=dict, repr=False)  # what final/ holds
     folder: Path | None = None
 
@@ -64,10 +67,12 @@ def finish(
     lines: list[dict[str, Any]],
     folder: RunFolder | None,
     scores: dict[str, Scores],
+    held: HeldOut | None,
 ) -> Result:
     """Place every client, score the final models, and write the files of the result.
 
-    `scores` are those of the last round by split, if this process has run it.
+    `scores` are those of the last round by split, if this process has run it. `held` knows the
+    losses on held-out rows.
     """
     if isinstance(data, DataCard):
         data = replace(data, names=fed.names)
@@ -77,17 +82,20 @@ def finish(
         state, evidence = algorithm.place(fed, scored, everyone)
     given = [algorithm.deploy(one, everyone) for one in (scored, state)]
     same = bool(lines) and _equal(*given)
-    splits = {}
-    for split in dict.fromkeys(("test", held_split(data))):
-        # Unassigned clients may have been placed by other data for the validation rows.
-        known = same and (split == "test" or settings.support == "train")
-        splits[split] = _score(algorithm, fed, state, data.task, split, known, scores.get(split))
+    test = _score(algorithm, fed, state, data.task, same, scores.get("test"))
     train = evaluate(algorithm, fed, state, data.task, split="train")
-    test, held = splits["test"], splits[held_split(data)]
     summary = _summary(algorithm, data, fed, state, lines, test, train)
     result = Result(algorithm, data, fed, state, lines, evidence, test, train, summary, description)
     result.clients = no_nan(list_clients(result))
-    result.held_out = no_nan(describe_held_out(result, held))
+    if settings.stop == "validation" and held is not None:
+        summary["kept_round"] = held.best
+    if held is not None and not held.best:  # no round was evaluated
+        split = held_split(data)
+        own = evaluate(algorithm, fed, state, data.task, split=split, rows=held.rank.shape[1])
+        assert own.rows is not None
+        held.see(len(lines), own.ids, own.rows)
+    result.held_out = no_nan(describe_held_out(result, settings.stop, held))
+    result.held_losses = torch.zeros(0, 0) if held is None else held.losses
     result.files = _final_files(result)
     if folder is not None:
         folder.finish(result.files, summary)
@@ -100,15 +108,14 @@ def _score(
     fed: Federation,
     state: Any,
     task: str,
-    split: str,
     same: bool,
     known: Scores | None,
 ) -> Scores:
-    """The final scores; those of the last round if the models are the same."""
+    """The final scores on test rows; those of the last round if the models are the same."""
     if same and known is not None and len(known.ids) == fed.n_clients:
         return known
     paid = dict(fed.traffic.totals)
-    scores = evaluate(algorithm, fed, state, task, split=split)
+    scores = evaluate(algorithm, fed, state, task)
     if same:  # a resumed run: the last round, in another process, has counted this traffic
         fed.traffic.totals = paid
     return scores
@@ -201,6 +208,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     files["data.json"] = to_json(card.to_dict())
     files["groups.json"] = to_json(no_nan({"groups": group_cards(result)}))
     files["held_out.json"] = to_json(result.held_out)
+    files["held_out.safetensors"] = wire.dump({"losses": result.held_losses})
     return {**files, **write_clients(result.clients)}
 
 
@@ -209,22 +217,21 @@ def write_clients(rows: list[dict[str, Any]]) -> dict[str, bytes]:
     return {"clients.json": to_json({"clients": rows}), "clients.csv": as_csv(rows)}
 
 
-def describe_held_out(result: Result, scores: Scores) -> dict[str, Any]:
-    """Every client's loss on data of its own that trained nothing: what a verdict compares.
+def describe_held_out(result: Result, stop: str, held: HeldOut | None) -> dict[str, Any]:
+    """What a verdict has to know of a run besides the losses of its held-out rows.
 
-    Validation rows if there are any, else test rows; with the mean loss by round.
+    Held-out rows are validation rows if there are any, else test rows.
     """
-    split, train = held_split(result.data), result.train
+    split = held_split(result.data)
     name = "loss" if split == "test" else "validation_loss"
-    ids, trained = scores.ids.tolist(), dict(zip(train.ids.tolist(), train.n.tolist(), strict=True))
-    held = scores.n.tolist()
+    train = result.train
     return {
         "split": split,
-        "clients": [result.fed.names[i] for i in ids],
-        "loss": scores.loss.tolist(),
-        "held": held,
-        "samples": [n + trained.get(i, 0) for i, n in zip(ids, held, strict=True)],
+        "stop": stop,
+        "clients": [result.fed.names[i] for i in train.ids.tolist()],
+        "trained_on": train.n.tolist(),  # rows
         "rounds": len(result.rounds),
+        "best_round": len(result.rounds) if held is None else held.best,
         "by_round": [[line["round"], line[name]] for line in result.rounds if name in line],
         "bytes": result.summary["bytes"],
     }

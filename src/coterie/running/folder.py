@@ -18,7 +18,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,6 +84,17 @@ def no_nan(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+class Checkpoint(NamedTuple):
+    """What is known after some rounds."""
+
+    done: int  # rounds
+    state: Any
+    traffic: Any
+    memory: Memory
+    held_out: Any  # losses on held-out rows so far; empty if there are none
+    best: Any  # state and memory after the best round; None if they are not kept
 
 
 class RunFolder:
@@ -152,13 +163,30 @@ class RunFolder:
 
     # checkpoints
 
-    def save(self, round: int, state: Tree, traffic: Tree, memory: Memory) -> None:
-        """Save a checkpoint; of client memory only what has changed since the last one."""
+    def save(
+        self,
+        round: int,
+        state: Tree,
+        traffic: Tree,
+        memory: Memory,
+        held_out: Tree | None = None,
+        best: tuple[int, Tree] | None = None,
+    ) -> None:
+        """Save a checkpoint; of client memory only what has changed since the last one.
+
+        `held_out`: losses on held-out rows so far. `best`: the best round, and the state and
+        memory after it.
+        """
         self.checkpoints.mkdir(exist_ok=True)
         name = f"state-{round:06d}.safetensors"
-        content = {"state": state, "traffic": traffic}
+        content = {"state": state, "traffic": traffic, "held_out": held_out or {}}
         files = {name: write(self.checkpoints / name, wire.dump(content))}
         latest = self._manifests()[-1:]
+        kept = None
+        if best is not None:
+            kept = f"best-{best[0]:06d}.safetensors"
+            known = latest[0][1]["files"].get(kept) if latest else None
+            files[kept] = known or write(self.checkpoints / kept, wire.dump(best[1]))
         held = latest[0][1]["memory"] if latest else {}
         if memory.unsaved:
             changed = memory.unsaved
@@ -170,7 +198,7 @@ class RunFolder:
             held = {**held, **dict.fromkeys(rows, segment)}
         old = latest[0][1]["files"] if latest else {}
         files |= {file: old[file] for file in set(held.values()) - set(files)}
-        manifest = {"round": round, "state": name, "memory": held, "files": files}
+        manifest = {"round": round, "state": name, "memory": held, "best": kept, "files": files}
         manifest["sha256"] = _checksum(manifest)
         write(self.checkpoints / f"{round:06d}.json", to_json(manifest))
         memory.unsaved = set()
@@ -200,8 +228,8 @@ class RunFolder:
             if path.name not in names:
                 path.unlink()
 
-    def load(self, algorithm: Algorithm) -> tuple[int, Any, Tree, Memory]:
-        """The newest whole checkpoint: rounds done, state, traffic and memory."""
+    def load(self, algorithm: Algorithm) -> "Checkpoint":
+        """The newest whole checkpoint."""
         for path, manifest in reversed(self._manifests()):
             try:
                 return self._read(manifest, algorithm)
@@ -215,9 +243,7 @@ class RunFolder:
             f"`coterie run {self.path / 'run.json'}`."
         )
 
-    def _read(
-        self, manifest: dict[str, Any], algorithm: Algorithm
-    ) -> tuple[int, Any, Tree, Memory]:
+    def _read(self, manifest: dict[str, Any], algorithm: Algorithm) -> "Checkpoint":
         content = {}
         for name, checksum in manifest["files"].items():
             data = (self.checkpoints / name).read_bytes()
@@ -230,7 +256,15 @@ class RunFolder:
         segments = {name: wire.load(content[name]) for name in set(manifest["memory"].values())}
         for client, segment in manifest["memory"].items():
             memory.committed[int(client)] = segments[segment][client]
-        return manifest["round"], saved["state"], saved["traffic"], memory
+        best = manifest.get("best")
+        return Checkpoint(
+            manifest["round"],
+            saved["state"],
+            saved["traffic"],
+            memory,
+            saved.get("held_out") or {},
+            None if best is None else wire.load(content[best], like=like),
+        )
 
     # the end
 
@@ -244,8 +278,10 @@ class RunFolder:
     @property
     def whole(self) -> Path:
         """The folder to resume: for an attempt or a baseline, the folder that contains it."""
-        parts = self.path.parent.name in ("restarts", "baselines")
-        return self.path.parent.parent if parts else self.path
+        for above in self.path.parents:
+            if above.name in ("restarts", "baselines", "replicates"):
+                return RunFolder(above.parent).whole
+        return self.path
 
     def check_finished(self) -> None:
         """Refuse a folder without a run, or with a run that is not finished."""

@@ -14,7 +14,7 @@ import torch
 
 from coterie import metrics
 from coterie.core.algorithm import Algorithm, grow, name_of
-from coterie.core.errors import DataError, FederationError
+from coterie.core.errors import ConfigError, DataError, FederationError
 from coterie.core.federation import Federation
 from coterie.data import DataCard, FederatedData
 from coterie.engines.faults import Faults
@@ -24,6 +24,7 @@ from coterie.running.build import Description, Run, Settings, check
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.final import Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
+from coterie.running.held_out import HeldOut, rank_units
 from coterie.running.progress import Progress, choose_progress
 from coterie.running.start import initial_groups
 
@@ -49,12 +50,17 @@ def run(
     return begin(ready, out, progress)
 
 
-def begin(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Result:
-    """Run what has been checked already."""
+def begin(
+    ready: Run,
+    out: str | Path | None = None,
+    progress: bool | Progress = False,
+    replicate: int = 0,
+) -> Result:
+    """Run what has been checked already; replicates differ in the randomness of training alone."""
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
-    return _run(ready, folder, choose_progress(progress))
+    return _run(ready, folder, choose_progress(progress), replicate)
 
 
 def resume(
@@ -63,6 +69,7 @@ def resume(
     settings: Settings,
     out: str | Path,
     progress: bool | Progress = False,
+    replicate: int = 0,
 ) -> Result:
     """Continue a run from its folder, exactly as if it had never stopped."""
     if RunFolder(out).description().get("fingerprint", "") not in ("", data.fingerprint()):
@@ -70,7 +77,8 @@ def resume(
             f"{out}: the data must be those the run began with. They have changed. Restore the old "
             "files, or start a new run."
         )
-    return _run(Run(algorithm, data, settings), RunFolder(out), choose_progress(progress))
+    ready = Run(algorithm, data, settings)
+    return _run(ready, RunFolder(out), choose_progress(progress), replicate)
 
 
 def conduct(
@@ -82,15 +90,21 @@ def conduct(
     progress: bool | Progress = False,
 ) -> Result:
     """Run a method on real clients, or go on where its run folder ends."""
+    if settings.stop == "validation":
+        raise ConfigError(
+            'stop="validation" is for simulations: real clients keep their own memory. Leave it '
+            "out, and choose the number of rounds."
+        )
     folder = RunFolder(out)
     made = folder.description()
     return _attempt(algorithm, card, settings, made, 0, folder, choose_progress(progress), fed)
 
 
-def _run(ready: Run, folder: RunFolder | None, progress: Progress) -> Result:
+def _run(ready: Run, folder: RunFolder | None, progress: Progress, replicate: int) -> Result:
     parts = ready.algorithm, ready.data, ready.settings, ready.description
+    first = replicate * ready.settings.restarts
     if ready.settings.restarts == 1:
-        return _attempt(*parts, 0, folder, progress)
+        return _attempt(*parts, first, folder, progress)
     results = []
     for number in range(ready.settings.restarts):
         own = None
@@ -98,7 +112,7 @@ def _run(ready: Run, folder: RunFolder | None, progress: Progress) -> Result:
             own = RunFolder(folder.path / "restarts" / f"{number:02d}")
             if not (own.path / "run.json").exists():
                 own.create(folder.description())
-        results.append(_attempt(*parts, number, own, progress))
+        results.append(_attempt(*parts, first + number, own, progress))
     losses = [result.summary["train_loss"] for result in results]
     best = min(range(len(losses)), key=lambda i: (losses[i] != losses[i], losses[i]))
     result = results[best]
@@ -131,9 +145,16 @@ def _attempt(
     lines: list[dict[str, Any]] = []
     late: dict[str, Any] = {}
     scores: dict[str, Scores] = {}
+    held = HeldOut(rank_units(data, held_split(data))) if isinstance(data, FederatedData) else None
+    keeps = settings.stop == "validation"
+    best: tuple[int, Any] | None = None  # the best round, and state and memory after it
     if folder is not None and any(folder.checkpoints.glob("*.json")):
-        done, state, traffic, fed.memory = folder.load(algorithm)
-        fed.traffic.totals = {tuple(k.split("/")): v for k, v in traffic.items()}
+        saved = folder.load(algorithm)
+        done, state, fed.memory = saved.done, saved.state, saved.memory
+        fed.traffic.totals = {tuple(k.split("/")): v for k, v in saved.traffic.items()}
+        if held is not None and saved.held_out:
+            held.restore(saved.held_out)
+            best = None if saved.best is None else (held.best, saved.best)
         folder.trim(done)
         lines = folder.lines()
     else:
@@ -141,16 +162,24 @@ def _attempt(
         fed.begin(-1)
         state = algorithm.init(fed)
         fed.commit()
-        _save(folder, 0, state, fed)
-    attempt = f", attempt {restart + 1} of {settings.restarts}" if settings.restarts > 1 else ""
+        _save(folder, 0, state, fed, held, best)
+    turn = restart % settings.restarts + 1
+    attempt = f", attempt {turn} of {settings.restarts}" if settings.restarts > 1 else ""
     progress.start(f"{name_of(algorithm)}{attempt}", settings.rounds, done)
-    saved = done
+    saved_rounds = done
     try:
         while done < settings.rounds and not algorithm.done(state):
+            if keeps and held is not None and _stale(held, done, settings):
+                break
             began = time.perf_counter()
             with _ctrl_c():
-                state, line, scores = _round(algorithm, data, settings, fed, state, done, late)
+                state, line, scores = _round(
+                    algorithm, data, settings, fed, state, done, late, held
+                )
             done += 1
+            if keeps and held is not None and held.best == done:
+                memory = {str(client): tree for client, tree in fed.memory.committed.items()}
+                best = done, {"state": state, "memory": memory}
             lines.append(line)
             _freeze(folder, fed)
             if folder is not None:
@@ -158,17 +187,23 @@ def _attempt(
                 seconds = round(time.perf_counter() - began, 4)
                 folder.append("timings.jsonl", {"round": done, "seconds": seconds})
             if settings.save_every and done % settings.save_every == 0:
-                _save(folder, done, state, fed)
-                saved = done
+                _save(folder, done, state, fed, held, best)
+                saved_rounds = done
             progress.round(line)
-        if saved != done:
-            _save(folder, done, state, fed)
-            saved = done
-        result = finish(algorithm, data, settings, description, fed, state, lines, folder, scores)
+        if saved_rounds != done:
+            _save(folder, done, state, fed, held, best)
+            saved_rounds = done
+        if best is not None:
+            state = best[1]["state"]
+            memory = best[1].get("memory") or {}
+            fed.memory.committed = {int(client): tree for client, tree in memory.items()}
+            scores = scores if best[0] == done else {}
+        parts = algorithm, data, settings, description, fed, state, lines, folder
+        result = finish(*parts, scores, held)
     except KeyboardInterrupt:
         # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
-            rounds = f"{saved} of {settings.rounds} rounds are saved"
+            rounds = f"{saved_rounds} of {settings.rounds} rounds are saved"
             progress.say(f"Stopped. {rounds}. Continue with: coterie resume {folder.whole}")
         raise
     finally:
@@ -254,11 +289,12 @@ def _round(
     state: Any,
     number: int,
     late: dict[str, Any],
+    held: HeldOut | None,
 ) -> tuple[Any, dict[str, Any], dict[str, Scores]]:
     """One round: the state, its line in the log, and the scores by split if there are any.
 
     An abandoned round leaves the state as it was and says why. `late` holds scores of an earlier
-    round that arrived with this round's messages.
+    round that arrived with this round's messages. `held` notes the losses on held-out rows.
     """
     fed.begin(number)
     state = before = grow(state, fed.n_clients)
@@ -277,13 +313,20 @@ def _round(
     if fed.defers and due and not last:
         _evaluate_later(algorithm, fed, state, data.task, late)
     elif due or last:
-        for split in dict.fromkeys(("test", held_split(data))):
+        own = held_split(data)
+        for split in dict.fromkeys(("test", own)):
             support = settings.support if split == "test" else "train"
-            scores[split] = evaluate(algorithm, fed, state, data.task, split=split, support=support)
+            rows = held.rank.shape[1] if held is not None and split == own else 0
+            scores[split] = evaluate(
+                algorithm, fed, state, data.task, split=split, support=support, rows=rows
+            )
         line |= {"evaluated": number + 1} if fed.defers else {}
         line |= _summarise(scores["test"])
         if "validation" in scores:
             line["validation_loss"] = mean(scores["validation"].loss)
+        losses = scores[own].rows
+        if held is not None and losses is not None:
+            held.see(number + 1, scores[own].ids, losses)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
     line["bytes"] = fed.traffic.total()
@@ -344,8 +387,21 @@ def _shown(value: Any) -> bool:
     return isinstance(value, str | int | float | bool)
 
 
-def _save(folder: RunFolder | None, done: int, state: Any, fed: Federation) -> None:
+def _stale(held: HeldOut, done: int, settings: Settings) -> bool:
+    """Whether the loss on validation rows has not become smaller for too long."""
+    return done - held.best >= settings.patience * settings.evaluate_every
+
+
+def _save(
+    folder: RunFolder | None,
+    done: int,
+    state: Any,
+    fed: Federation,
+    held: HeldOut | None,
+    best: tuple[int, Any] | None,
+) -> None:
     if folder is not None:
         traffic = {"/".join(key): amount for key, amount in fed.traffic.totals.items()}
-        folder.save(done, state, traffic, fed.memory)
+        held_out = None if held is None else held.save()
+        folder.save(done, state, traffic, fed.memory, held_out, best)
         fed.note_saved()

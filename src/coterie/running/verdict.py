@@ -1,83 +1,216 @@
 """The verdict: one model for all, a model per group, or every client alone?
 
-Each way of training runs for the same number of rounds and gives every client a loss on its own
-held-out data. The difference between two ways is averaged over clients; its 95% interval is a
-bootstrap over clients. The verdict starts from one model for all. Groups replace it if the interval
-of their gain lies above zero. Training alone replaces the better of these if its interval does.
-Losses are compared, not accuracies, because their intervals are narrower.
+Each way is trained with the same initial model and the same batches, and each is judged at its best
+round (`held_out.py`). Every client has a loss for each way on rows that trained none of them. How
+gains are weighed: `evidence/gains.py`; how a way is recommended: `evidence/recommend.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from coterie import metrics
+from coterie.core.model import Model
+from coterie.data import FederatedData
+from coterie.evidence.gains import Interval
+from coterie.evidence.recommend import Losses, Recommendation, recommend
+from coterie.running.final import Result
+from coterie.running.rivals import TRIVIAL, score_rivals
 
-ARMS = {"one": "fedavg", "groups": None, "local": "local_only"}
+ARMS = {"one": "fedavg", "groups": None, "alone": "local_only"}
 """Ways of training and their methods; the groups are those of the run itself."""
-LEAST_CLIENTS = 8  # with fewer there is no verdict
-LEAST_SAMPLES = 20  # of a client that counts: a fifth of them, held out, are four
-STILL_FALLS = 0.02  # per round: above it one model still improves
-LAST = 5  # number of rounds over which that is measured
-RESAMPLES = 2000
+HEADLINE = ("recommendation", "most", "exceptions", "method")
+"""What the summary of a run keeps of a verdict."""
+STILL_FALLS = 0.02  # per round: above it a way of training still improves
+RISES = 0.1  # of the smallest loss: if the last one is larger by more, training went on too long
+LAST = 5  # number of rounds over which a fall is measured
 
 
-def judge(arms: Mapping[str, Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """The verdict on three runs as plain data, from the `held_out.json` of each.
+class Trained(NamedTuple):
+    """What a verdict knows of one training."""
+
+    about: Mapping[str, Any]  # `held_out.json`
+    losses: Tensor  # [m, u]  of each client's held-out units; nan in the padding
+
+
+def as_trained(result: Result) -> Trained:
+    """What a verdict knows of a finished run."""
+    return Trained(result.held_out, result.held_losses)
+
+
+def rivals_of(result: Result) -> Mapping[str, Tensor]:
+    """Losses of predictions without a network on the held-out rows of a run."""
+    assert isinstance(result.data, FederatedData)
+    model = getattr(result.algorithm, "model", None)
+    loss = model.loss if isinstance(model, Model) else None
+    return score_rivals(result.data, result.held_out["split"], loss)
+
+
+def personal_method(summary: Mapping[str, Any]) -> str:
+    """Name of a run's method if it gives every client a model of its own; else empty."""
+    return str(summary["algorithm"]) if summary["personal"] else ""
+
+
+def judge(
+    arms: Mapping[str, Sequence[Trained]],
+    rivals: Mapping[str, Tensor],
+    n_groups: int,
+    method: str = "",
+) -> dict[str, Any]:
+    """The verdict as plain data.
 
     Parameters
     ----------
     arms
-        "one", "groups" and "local": clients, their held-out losses and numbers of samples, the mean
-        loss by round.
+        Trainings of "one", "groups" and "alone": one or more of each, the same number.
+    rivals
+        Losses of predictions without a network, see `score_rivals`. [m, u] each
+    n_groups
+        Number of groups that were found.
+    method
+        Name of a method that gives every client a model of its own instead of groups.
     """
-    names = list(arms["groups"]["clients"])
-    losses = {arm: dict(zip(f["clients"], f["loss"], strict=True)) for arm, f in arms.items()}
-    samples = dict(zip(names, arms["groups"]["samples"], strict=True))
-    clients: list[dict[str, Any]] = []
-    for name in names:
-        own: dict[str, Any] = {arm: losses[arm].get(name) for arm in ARMS}
-        numbers = all(value is not None and value == value for value in own.values())
-        has_say = numbers and samples[name] >= LEAST_SAMPLES
-        gain = own["one"] - own["groups"] if has_say else None
-        best = min(own, key=lambda arm: own[arm]) if has_say else "abstains"
-        line = {"client": name, **own, "gain": gain, "best": best, "samples": samples[name]}
-        clients.append(line)
-    voters = [line for line in clients if line["gain"] is not None]
-    fall = _fall(arms["one"]["by_round"])
-    held, total = sum(arms["groups"]["held"]), sum(arms["groups"]["samples"])
-    common: dict[str, Any] = {
-        "round": int(arms["groups"]["rounds"]),
-        "better_off": sum(line["gain"] > 0 for line in voters) / len(voters) if voters else None,
-        "clients": clients,
-        "fall": fall,
-        "provisional": fall is None or fall > STILL_FALLS,
-        "split": str(arms["groups"]["split"]),
+    first = {arm: trained[0].about for arm, trained in arms.items()}
+    about = first["groups"]
+    used, losses, real = _stack(arms, rivals)
+    rows = real.sum(1)
+    found: dict[str, Any] = {
+        "recommendation": "undecided",
+        "most": None,
+        "exceptions": [],
+        "per_client": {},
+        "per_row": {},
+        "apart": [],
+        "without": {},
+        "n_groups": n_groups,
+        "method": method,
+        "learnt": None,
+        "matters": None,
+        "ways": _ways(arms, rivals),
+        "rounds": {arm: int(one["best_round"]) for arm, one in first.items()},
+        "falls": _falling(first),
+        "rises": [] if about["stop"] == "validation" else _rising(first),
+        "replicates": min(len(trained) for trained in arms.values()),
+        "split": str(about["split"]),
         "cost": {
-            "rounds": int(arms["one"]["rounds"]) + int(arms["local"]["rounds"]),
-            "bytes": arms["one"].get("bytes"),
-            "held": held / total if total else 0.0,
+            "rounds": sum(int(first[arm]["rounds"]) for arm in ("one", "alone")),
+            "bytes": first["one"].get("bytes"),
+            "held": int(rows.sum()),
         },
+        "why": "",
     }
-    if len(voters) < LEAST_CLIENTS:
-        why = (
-            f"At least {LEAST_CLIENTS} clients with {LEAST_SAMPLES} samples or more and a "
-            f"held-out loss are needed. Got {len(voters)}."
-        )
-        if not held:
-            why += " No data are held out: add --set run.validation=0.2."
-        return {"choice": "undecided", "intervals": {}, **common, "why": why}
-    pairs = {"groups over one": ("one", "groups"), "local over groups": ("groups", "local")}
-    pairs["local over one"] = ("one", "local")
-    intervals: dict[str, list[float]] = {}
-    for name, (worse, better) in pairs.items():
-        gains = torch.tensor([line[worse] - line[better] for line in voters], dtype=torch.float64)
-        intervals[name] = list(metrics.bootstrap_mean(gains, RESAMPLES, seed))  # mean, low, high
-    choice = "groups" if intervals["groups over one"][1] > 0 else "one"
-    if intervals[f"local over {choice}"][1] > 0:
-        choice = "local"
-    return {"choice": choice, "intervals": intervals, **common}
+    found["clients"] = _list_clients(about["clients"], about["trained_on"], used, losses, rows)
+    asked = rows > 0
+    if int(asked.sum()) < 2:
+        found["why"] = _too_few(int(asked.sum()))
+        return found
+    mean, covariance = _moments(losses[:, asked], real[asked])
+    kept = Losses(used, mean, covariance, rows[asked])
+    said = recommend(kept, n_groups if not method else max(n_groups, 2))
+    return found | _weigh(said, [found["clients"][i] for i in asked.nonzero()[:, 0].tolist()])
+
+
+def _stack(
+    arms: Mapping[str, Sequence[Trained]], rivals: Mapping[str, Tensor]
+) -> tuple[list[str], Tensor, Tensor]:
+    """Names of ways, their losses [t, m, u, ways], and which units have all of them [m, u]."""
+    trivial = [name for name in TRIVIAL if name in rivals]
+    t = min(len(trained) for trained in arms.values())
+    by_run = [
+        torch.stack([*(arms[arm][i].losses for arm in ARMS), *(rivals[name] for name in trivial)])
+        for i in range(t)
+    ]
+    losses = torch.stack(by_run).double().permute(0, 2, 3, 1)
+    return [*ARMS, *trivial], losses, losses.isfinite().all(3).all(0)
+
+
+def _moments(losses: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [t, m, a] and covariance [t, m, a, a] of each client's units."""
+    n = real.sum(1).double()[:, None]  # [m, 1]
+    values = torch.where(real[..., None], losses, 0.0)
+    mean = values.sum(2) / n
+    apart = torch.where(real[..., None], losses - mean[:, :, None], 0.0)
+    square = torch.einsum("tmua,tmub->tmab", apart, apart)
+    return mean, square / (n - 1).clamp(min=1)[..., None]
+
+
+def _ways(
+    arms: Mapping[str, Sequence[Trained]], rivals: Mapping[str, Tensor]
+) -> dict[str, list[float | None]]:
+    """Mean loss of each way: every client counts the same, and every unit counts the same."""
+    losses = {arm: torch.stack([one.losses for one in arms[arm]]).mean(0) for arm in ARMS}
+    out: dict[str, list[float | None]] = {}
+    for name, values in {**losses, **rivals}.items():
+        finite = torch.where(values.isfinite(), values.double(), torch.nan)
+        out[name] = [float(finite.nanmean(1).nanmean()), float(finite.nanmean())]
+    return out
+
+
+def _list_clients(
+    names: Sequence[str], trained_on: Sequence[int], ways: Sequence[str], losses: Tensor, n: Tensor
+) -> list[dict[str, Any]]:
+    """A row per client: held-out units and mean loss of each way of training."""
+    means = losses.mean(0).nanmean(1)  # [m, a]
+    return [
+        {
+            "client": name,
+            "rows": int(n[i]),
+            "trained_on": int(trained_on[i]),
+            **{arm: float(means[i, ways.index(arm)]) for arm in ARMS},
+            "better": "",
+        }
+        for i, name in enumerate(names)
+    ]
+
+
+def _weigh(said: Recommendation, clients: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A recommendation as plain data; clients that are better off otherwise are marked."""
+    choice, most, why = said.choice, said.most, ""
+    against = None if most is None else _contradiction(said.per_row, most)
+    if against is not None:
+        choice, most = "undecided", None
+        why = f"If every client counts the same, {said.most} is best; by rows, {against} is better."
+    exceptions = said.exceptions if most is not None else []
+    for one in exceptions:
+        clients[one.client]["better"] = one.arm
+    return {
+        "recommendation": choice,
+        "most": most,
+        "exceptions": [
+            {"client": clients[one.client]["client"], "instead": one.arm, "gain": one.gain}
+            for one in exceptions
+        ],
+        "per_client": {name: list(value[:3]) for name, value in said.per_client.items()},
+        "per_row": {name: list(value[:3]) for name, value in said.per_row.items()},
+        "apart": [clients[i]["client"] for i in said.apart],
+        "without": {name: list(value[:3]) for name, value in said.without.items()},
+        "learnt": said.learnt,
+        "matters": said.matters,
+        "why": why,
+    }
+
+
+def _contradiction(per_row: Mapping[str, Interval], most: str) -> str | None:
+    """A way that is better for certain if every row counts the same; None if there is none."""
+    for pair, gain in per_row.items():
+        better, worse = pair.split(" over ")
+        if worse == most and gain.low > 0:
+            return better
+        if better == most and gain.high < 0:
+            return worse
+    return None
+
+
+def _too_few(n_clients: int) -> str:
+    why = f"At least two clients with held-out rows are needed. Got {n_clients}."
+    return why if n_clients else f"{why} No rows are held out: add --set run.validation=0.2."
+
+
+def _falling(about: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Ways whose loss still falls at the end, and by what fraction per round."""
+    falls = {arm: _fall(one["by_round"]) for arm, one in about.items()}
+    return {arm: fall for arm, fall in falls.items() if fall is not None and fall > STILL_FALLS}
 
 
 def _fall(by_round: Sequence[Sequence[float | None]]) -> float | None:
@@ -91,3 +224,13 @@ def _fall(by_round: Sequence[Sequence[float | None]]) -> float | None:
     if then <= 0 or now <= 0:
         return None
     return 1 - float(now / then) ** (1 / (last - first))
+
+
+def _rising(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Ways whose last loss is clearly larger than their smallest."""
+    out = []
+    for arm, one in about.items():
+        losses = [loss for _, loss in one["by_round"] if loss is not None]
+        if losses and losses[-1] > min(losses) + RISES * abs(min(losses)):
+            out.append(arm)
+    return out

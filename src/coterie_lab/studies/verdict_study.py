@@ -6,9 +6,10 @@
 Clients have 500 rows, of which a fifth is held out. Three ways train for 40 rounds: one model for
 all, groups of `census` with a given number (four if there are none, three if each client numbers
 the classes in a different order), and each client alone. After 10, 20 and 40 rounds, the verdict by
-held-out losses is compared with the accuracy on test data, which the verdict does not use. A
-verdict is right if it names the way with the best test accuracy; otherwise the difference in
-accuracy counts. Figures are written at once. Seeds start at 21.
+held-out losses is compared with the accuracy on test data, which the verdict does not use. Each way
+is judged at its best round so far; its accuracy is that of the last. A verdict is right if the way
+that it recommends to most clients has the best test accuracy; otherwise the difference in accuracy
+counts. An undecided verdict is neither. Figures are written at once. Seeds start at 21.
 """
 
 from typing import Any
@@ -22,7 +23,8 @@ from coterie.core.algorithm import Algorithm
 from coterie.data import FederatedData
 from coterie.engines import Simulation
 from coterie.running.evaluation import evaluate
-from coterie.running.verdict import judge
+from coterie.running.held_out import HeldOut, rank_units
+from coterie.running.verdict import Trained, judge
 from coterie_lab.studies.common import (
     LOCAL,
     PARTITIONS,
@@ -42,27 +44,32 @@ PARTS = ("rot 4", "concept 4", "LS1", "IID", "LS3", "LS4", "own labels")
 
 
 def arm(algorithm: Algorithm, data: FederatedData, seed: int, rounds: int) -> dict[str, Any]:
-    """Held-out losses and test accuracy at the marks, and mean held-out losses near them."""
+    """Held-out losses and test accuracy at the marks, and mean held-out losses by round."""
     fed, out, by_round = Simulation(data, seed=seed), {}, []
+    held = HeldOut(rank_units(data, "validation"))
+    length = held.rank.shape[1]
     for number, (state, _) in enumerate(run(algorithm, fed, rounds), start=1):
-        if any(mark - 5 <= number <= mark for mark in MARKS):
-            held = evaluate(algorithm, fed, state, data.task, split="validation").loss
-            by_round.append([number, float(held.mean())])
-            if number in MARKS:
-                tested = evaluate(algorithm, fed, state, data.task).accuracy
-                out[str(number)] = {
-                    "clients": list(data.names),
-                    "loss": held.tolist(),
-                    "held": data.sizes("validation").tolist(),
-                    "samples": (data.sizes("train") + data.sizes("validation")).tolist(),
-                    "split": "validation",
-                    "rounds": number,
-                    "by_round": list(by_round),
-                    "bytes": fed.traffic.total(),
-                    "accuracy": 100 * float(tested.mean()),
-                }
-                if hasattr(state, "assignment") and data.truth is not None:
-                    out[str(number)]["ari"] = metrics.adjusted_rand(state.assignment, data.truth)
+        scores = evaluate(algorithm, fed, state, data.task, split="validation", rows=length)
+        assert scores.rows is not None
+        held.see(number, scores.ids, scores.rows)
+        by_round.append([number, float(scores.loss.mean())])
+        if number in MARKS:
+            tested = evaluate(algorithm, fed, state, data.task).accuracy
+            out[str(number)] = {
+                "clients": list(data.names),
+                "trained_on": data.sizes("train").tolist(),
+                "losses": held.losses.tolist(),
+                "split": "validation",
+                "stop": "rounds",
+                "rounds": number,
+                "best_round": held.best,
+                "by_round": list(by_round),
+                "bytes": fed.traffic.total(),
+                "accuracy": 100 * float(tested.mean()),
+            }
+            if hasattr(state, "assignment") and data.truth is not None:
+                out[str(number)]["groups"] = len(state.assignment.unique())
+                out[str(number)]["ari"] = metrics.adjusted_rand(state.assignment, data.truth)
     return out
 
 
@@ -74,7 +81,7 @@ def figures(part: str, seed: int, rounds: int, store: Store) -> None:
     arms: dict[str, Algorithm] = {
         "one": FedAvg(model, LOCAL),
         "groups": Census(model, LOCAL, n_groups=k),
-        "local": LocalOnly(model, LOCAL),
+        "alone": LocalOnly(model, LOCAL),
     }
     for name, algorithm in arms.items():
         if f"{part}/{seed}/{name}" not in store:
@@ -91,55 +98,55 @@ def report(store: Store) -> None:
             {name.split("/")[1] for name in store.figures if name.startswith(f"{part}/")}
         )
         for seed in seeds:
-            if not all(f"{part}/{seed}/{name}" in store for name in ("one", "groups", "local")):
+            if not all(f"{part}/{seed}/{name}" in store for name in ("one", "groups", "alone")):
                 continue
             for mark in map(str, MARKS):
                 arms = {
                     n: store.figures[f"{part}/{seed}/{n}"].get(mark)
-                    for n in ("one", "groups", "local")
+                    for n in ("one", "groups", "alone")
                 }
                 if None in arms.values():
                     continue
-                verdict = judge(arms)  # type: ignore[arg-type]
+                trained = {n: [Trained(f, torch.tensor(f["losses"]))] for n, f in arms.items()}
+                verdict = judge(trained, {}, arms["groups"]["groups"])
                 right = {name: found["accuracy"] for name, found in arms.items()}
                 best = max(right, key=lambda name: right[name])
-                behind = right[best] - right[verdict["choice"]]
-                hits, asked, worst = hits + (behind == 0), asked + 1, max(worst, behind)
+                choice = verdict["recommendation"]
+                behind = None
+                if verdict["most"] is not None:
+                    behind = right[best] - right[verdict["most"]]
+                    hits, asked, worst = hits + (behind == 0), asked + 1, max(worst, behind)
                 if mark == str(MARKS[-1]):
-                    at_end.setdefault(part, []).append((verdict["choice"], behind))
-                mean, low, high = verdict["intervals"]["groups over one"]
-                shown = " / ".join(f"{value:.1f}" for value in right.values())
-                gain = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-                flag = "provisional" if verdict["provisional"] else ""
-                ari = arms["groups"].get("ari")
+                    at_end.setdefault(part, []).append((choice, behind or 0.0))
+                mean, low, high = verdict["per_client"].get("groups over one", [np.nan] * 3)
                 lines.append(
                     [
                         part,
                         seed,
                         mark,
-                        shown,
-                        gain,
-                        verdict["choice"],
-                        flag,
-                        f"{behind:.1f}",
-                        f"{verdict['better_off']:.0%}",
-                        ari,
+                        " / ".join(f"{value:.1f}" for value in right.values()),
+                        f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+                        choice,
+                        "provisional" if verdict["falls"] else "",
+                        "" if behind is None else f"{behind:.1f}",
+                        len(verdict["exceptions"]),
+                        arms["groups"].get("ari"),
                     ]
                 )
     names = [
         "partition",
         "seed",
         "round",
-        "one / groups / local",
+        "one / groups / alone",
         "groups over one",
         "verdict",
         "",
         "behind",
-        "better off",
+        "better otherwise",
         "ARI",
     ]
     table("Verdict by held-out loss, and test accuracy", names, lines)
-    print(f"\nBest way at {hits} of {asked} marks; at most {worst:.1f} points behind.")
+    print(f"\nBest way in {hits} of {asked} decided cases; at most {worst:.1f} points behind.")
     for part, found in at_end.items():
         counts = {choice: sum(c == choice for c, _ in found) for choice, _ in found}
         behind = np.max([b for _, b in found])
