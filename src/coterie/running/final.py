@@ -82,18 +82,17 @@ def finish(
         state, evidence = algorithm.place(fed, scored, everyone)
     given = [algorithm.deploy(one, everyone) for one in (scored, state)]
     same = bool(lines) and _equal(*given)
-    test = _score(algorithm, fed, state, data.task, same, scores.get("test"))
+    asks = held is not None and not held.best and held_split(data) == "test"
+    rows = held.rank.shape[1] if held is not None and asks else 0  # no round was evaluated
+    test = _score(algorithm, fed, state, data.task, same, scores.get("test"), rows)
+    if held is not None and asks and test.rows is not None:
+        held.see(len(lines), test.ids, test.rows)
     train = evaluate(algorithm, fed, state, data.task, split="train")
     summary = _summary(algorithm, data, fed, state, lines, test, train)
     result = Result(algorithm, data, fed, state, lines, evidence, test, train, summary, description)
     result.clients = no_nan(list_clients(result))
     if settings.stop == "validation" and held is not None:
         summary["kept_round"] = held.best
-    if held is not None and not held.best:  # no round was evaluated
-        split = held_split(data)
-        own = evaluate(algorithm, fed, state, data.task, split=split, rows=held.rank.shape[1])
-        assert own.rows is not None
-        held.see(len(lines), own.ids, own.rows)
     result.held_out = no_nan(describe_held_out(result, settings.stop, held))
     result.held_losses = torch.zeros(0, 0) if held is None else held.losses
     result.files = _final_files(result)
@@ -110,12 +109,13 @@ def _score(
     task: str,
     same: bool,
     known: Scores | None,
+    rows: int,
 ) -> Scores:
     """The final scores on test rows; those of the last round if the models are the same."""
     if same and known is not None and len(known.ids) == fed.n_clients:
         return known
     paid = dict(fed.traffic.totals)
-    scores = evaluate(algorithm, fed, state, task)
+    scores = evaluate(algorithm, fed, state, task, rows=rows)
     if same:  # a resumed run: the last round, in another process, has counted this traffic
         fed.traffic.totals = paid
     return scores

@@ -214,9 +214,9 @@ def _falling(about: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _fall(by_round: Sequence[Sequence[float | None]]) -> float | None:
-    """The fraction by which a loss falls per round at the end; None if it is not known."""
+    """The fraction by which a loss falls per round at the end; None if it does not fall."""
     marks = [(number, loss) for number, loss in by_round if number is not None and loss]
-    if len(marks) < 2:
+    if len(marks) < 2 or marks[-1][1] > min(loss for _, loss in marks):
         return None
     last, now = marks[-1]
     early = [mark for mark in marks[:-1] if mark[0] >= last - LAST] or marks[-2:-1]
