@@ -406,8 +406,12 @@ def spoil(folder: Path, how: str) -> None:
         ("wrong type", "Column 'age' must hold numbers"),
         ("same name", "'site-2' is the name of site-2.csv and of site-2.tsv. Rename one."),
         ("other labels", "Column 'ill' has numbers in site-2.csv and "),
-        ("picture", "site-2.csv: a .csv file must be UTF-8 text"),
-        ("wrong ending", "client files must end in .csv, .tsv, .parquet, .npz. Got 'notes.docx'"),
+        ("picture", "site-2.csv: a .csv file must be text"),
+        (
+            "wrong ending",
+            "client files must end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather, .npz. "
+            "Got 'notes.docx'",
+        ),
     ],
 )
 def test_unusable_files_are_one_sentence_and_code_2(call, sites, tmp_path, how, sentence):

@@ -461,8 +461,6 @@ def damage(folder: Path, how: str) -> None:
             rows = ["30,a,0", "31,b,1,4"]
         case "no label column":
             header = "age,ward,sick"
-        case "no label":
-            rows = ["30,a,0", "31,b,"]
         case "infinite":
             rows = ["30,a,0", "inf,b,1"]
         case "text among numbers":
@@ -483,8 +481,6 @@ def damage(folder: Path, how: str) -> None:
             (folder / "site-11.csv").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
         case "zeros":
             (folder / "site-11.csv").write_bytes(b"age\0ward\0ill")
-        case "latin":
-            (folder / "site-11.csv").write_bytes("age,ward,ill\n3,ä,0\n".encode("latin-1"))
         case "garbage parquet":
             (folder / "site-12.parquet").write_bytes(b"PAR1 and so on")
         case "garbage npz":
@@ -513,7 +509,6 @@ def damage(folder: Path, how: str) -> None:
         ("short row", "site-11.csv: every row must have 3 cells.* Row 3 has 2"),
         ("long row", "site-11.csv: every row must have 3 cells.* Row 3 has 4"),
         ("no label column", "site-11.csv must have the label column 'ill'"),
-        ("no label", "every row must have a label. Row 3 of site-11.csv has none"),
         ("infinite", "'age' must hold finite numbers.* Row 3 of site-11.csv has inf"),
         ("text among numbers", "'age' must hold numbers .* Row 3 of site-11.csv has 'old'"),
         ("other labels", "numbers in site-1.csv and 'no' in site-11.csv. Write them alike"),
@@ -521,16 +516,15 @@ def damage(folder: Path, how: str) -> None:
         ("no rows", "every client must have rows. site-11.csv has none"),
         ("empty file", "site-11.csv: a file must have rows. It is empty"),
         ("same name", "unique. 'site-11' is the name of site-11.csv and of site-11.tsv"),
-        ("picture", "site-11.csv: a .csv file must be UTF-8 text"),
-        ("zeros", "site-11.csv: a .csv file must be UTF-8 text"),
-        ("latin", "site-11.csv: a .csv file must be UTF-8 text.* save it as UTF-8"),
+        ("picture", "site-11.csv: a .csv file must be text.* save it as UTF-8"),
+        ("zeros", "site-11.csv: a .csv file must be text.* save it as UTF-8"),
         ("garbage parquet", "site-12.parquet: a .parquet file must hold Parquet data"),
         ("garbage npz", "site-12.npz: a .npz file must hold plain arrays"),
         ("pickle", "site-12.npz: a .npz file must hold plain arrays"),
         ("cut npz", "site-12.npz: a .npz file must hold plain arrays"),
         ("array named npz", "site-12.npz: a .npz file must hold plain arrays"),
         ("other names", "site-12.npz: arrays must be named x and y.* Got images"),
-        ("unknown ending", "must end in .csv, .tsv, .parquet, .npz. Got 'notes.docx'"),
+        ("unknown ending", "must end in .csv, .tsv, .data, .*.npz. Got 'notes.docx'"),
     ],
 )
 def test_unusable_files_are_refused_in_one_sentence(sites, how, sentence):

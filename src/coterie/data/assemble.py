@@ -15,6 +15,7 @@ from coterie.data.arrays import unit_scale
 from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
+from coterie.data.formats import Format
 from coterie.data.repeats import count_repeats, describe_repeats
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable
@@ -63,6 +64,16 @@ class Reading:
         Largest number of features that all columns of text together become.
     drop
         Columns to leave out.
+    separator
+        What separates the cells of text files: ",", ";", a tab, or " " for any number of spaces.
+        If None, it is found from the first line.
+    header
+        Whether the first line of text files names the columns; else they are called column_1,
+        column_2, and so on. If None: it does, unless it has numbers where numbers follow.
+    encoding
+        Encoding of text files. If None: UTF-8, or Windows-1252 (cp1252) if they are not UTF-8.
+    na_values
+        How missing values are written in text files, besides empty cells, ?, NA, N/A, NaN, null.
     """
 
     task: Literal["classification", "regression", "reconstruction"] | None = None
@@ -78,9 +89,18 @@ class Reading:
     text: tuple[str, ...] = ()
     text_features: Annotated[int, Ge(1)] = FEATURES
     drop: tuple[str, ...] = ()
+    separator: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    na_values: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> Format:
+        """How text files are written."""
+        return Format(self.separator, self.header, self.encoding, self.na_values)
 
     def __post_init__(self) -> None:
-        for name in ("unit", "time"):
+        for name in ("unit", "time", "na_values"):
             value = getattr(self, name)
             if value is None or isinstance(value, str):
                 object.__setattr__(self, name, () if value is None else (value,))
@@ -132,6 +152,9 @@ def assemble(
     """
     tables, names = _chosen(owner, tables, names, options.names)
     columns, tables = _columns(owner, tables, label, options)
+    labelled = None
+    if label is not None and options.task != "reconstruction":
+        tables, labelled = _labelled(owner, tables, names, label)
     target = _target(owner, tables, label, options.task, typed)
     encoder = Encoder((), target.task, label, target.classes)
     codes: list[Tensor] | None = None
@@ -205,7 +228,7 @@ def assemble(
         classes=target.classes,
         name=name,
         options=None if record is None else {**record, **options.changed()},
-        notes=tuple(dict.fromkeys([*([target.note] if target.note else []), *said, *notes])),
+        notes=tuple(dict.fromkeys([*filter(None, (target.note, labelled)), *said, *notes])),
         encoder=encoder,
         unit=pooled,
         time=None if times is None else torch.as_tensor(np.concatenate(times)),
@@ -288,6 +311,31 @@ def _columns(
     return [name for name in first.cells if name not in aside], tables
 
 
+def drop_unlabelled(table: RawTable, label: str) -> tuple[RawTable, int]:
+    """The rows of a client that have a label, and how many have none."""
+    if label not in table.cells:  # the encoder says what is wrong
+        return table, 0
+    missing = table.cells[label].missing
+    n = int(missing.sum())
+    return (table.take(np.flatnonzero(~missing)) if n else table), n
+
+
+def _labelled(
+    owner: str, tables: Sequence[RawTable], names: Sequence[str], label: str
+) -> tuple[list[RawTable], str | None]:
+    """The rows of all clients that have a label, and what to say of the others."""
+    found = [drop_unlabelled(table, label) for table in tables]
+    for (table, _), name in zip(found, names, strict=True):
+        if not len(table.rows):
+            raise DataError(
+                f"{owner}: every client must have rows with a label. Client '{name}' has none in "
+                f"column '{label}'. Fill or remove it."
+            )
+    dropped, n = sum(gone for _, gone in found), sum(len(table.rows) for table in tables)
+    note = f"{dropped:,} of {n:,} rows have no label in column '{label}' and are left out."
+    return [table for table, _ in found], note if dropped else None
+
+
 def _target(
     owner: str, tables: Sequence[RawTable], label: str | None, task: str | None, typed: bool
 ) -> Target:
@@ -297,13 +345,6 @@ def _target(
             raise DataError(f"{owner}: {task} must have a label. Give label=COLUMN.")
         note = "No label is given, so the task is reconstruction of the inputs."
         return Target("reconstruction", note=note if task is None else None)
-    for table in tables:
-        gone = table.cells[label].missing
-        if gone.any():
-            raise DataError(
-                f"{owner}: every row must have a label. {table.at(int(gone.argmax()))} has none in "
-                f"column '{label}'. Fill it or remove the row."
-            )
     numeric = [table for table in tables if table.cells[label].kind == "number"]
     other = [table for table in tables if table.cells[label].kind != "number"]
     if numeric and other:

@@ -9,26 +9,27 @@ import torch
 
 from coterie.core.config import construct
 from coterie.core.errors import DataError
-from coterie.data.assemble import Reading, read_units
+from coterie.data.assemble import Reading, drop_unlabelled, read_units
 from coterie.data.card import DataCard
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
+from coterie.data.formats import ENDINGS, FOUND, PACKED, Format
 from coterie.data.images import read_client
 from coterie.data.readers import as_table
 from coterie.data.splits import divide
-from coterie.data.tables import ENDINGS, RawTable, read_file
+from coterie.data.tables import RawTable, read_file
 from coterie.data.units import pool_units
 
 
-def client_file(path: Path, name: str, sample_shape: Any = None) -> RawTable:
+def client_file(path: Path, name: str, sample_shape: Any = None, how: Format = FOUND) -> RawTable:
     """A client's file, its folder of images, or its entry in a folder that has one per client."""
     if path.is_file():
-        return read_file(path)
+        return read_file(path, how)
     if not path.is_dir():
         raise DataError(f"The data of client '{name}' must be in {path}. It does not exist.")
-    own = [path / name, *(path / f"{name}{ending}" for ending in ENDINGS)]
+    own = [path / name, *(path / f"{name}{e}{p}" for e in ENDINGS for p in ("", *PACKED))]
     own = [entry for entry in own if entry.exists()] or [path]
     if own[0].is_file():
-        return read_file(own[0])
+        return read_file(own[0], how)
     if not any(entry.is_dir() for entry in own[0].iterdir()):
         endings = ", ".join(ENDINGS)
         raise DataError(
@@ -37,6 +38,12 @@ def client_file(path: Path, name: str, sample_shape: Any = None) -> RawTable:
         )
     size = tuple(sample_shape[-2:]) if sample_shape is not None else None
     return read_client(own[0], size)
+
+
+def read_options(options: Mapping[str, Any]) -> Reading:
+    """How one client reads its rows, from the table [data] of a run file."""
+    known = {field.name for field in fields(Reading)} - {"names", "task"}
+    return construct(Reading, {name: value for name, value in options.items() if name in known})
 
 
 def one_client(
@@ -58,12 +65,12 @@ def one_client(
     >>> one_client(([[1.0], [2.0], [3.0]], ["yes", "no", "no"]), "ann", card)
     FederatedData(1 clients, 2 train + 1 test samples, classification, x [1], 2 outputs)
     """
-    known = {field.name for field in fields(Reading)}
-    chosen = {k: v for k, v in (options or {}).items() if k in known - {"names", "task"}}
-    reading = construct(
-        Reading, {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
-    )
-    table = value if isinstance(value, RawTable) else as_table(value, f"client '{name}'")
+    reading = read_options(options or {})
+    table = value
+    if not isinstance(value, RawTable):
+        table = as_table(value, f"client '{name}'", reading.format)
+    if card.task != "reconstruction":
+        table, _ = drop_unlabelled(table, card.encoder.label or "y")
     x = card.encoder.encode(table)
     if card.task == "reconstruction":
         y = torch.zeros(len(x), dtype=torch.uint8)

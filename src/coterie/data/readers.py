@@ -15,12 +15,13 @@ from coterie.core.config import construct
 from coterie.core.errors import DataError, unknown
 from coterie.data.assemble import Reading, assemble
 from coterie.data.federated import FederatedData
+from coterie.data.formats import ENDINGS, Format, ending_of, stem_of
 from coterie.data.images import read_client
-from coterie.data.tables import ENDINGS, RawTable, from_arrays, read, read_file
+from coterie.data.tables import RawTable, from_arrays, read, read_file
 
 
 def from_table(table: Any, client: str, label: str | None = None, **options: Any) -> FederatedData:
-    """One table for all clients: a data frame, a dict of columns, a CSV or a Parquet file.
+    """One table for all clients: a data frame, a dict of columns, or a file.
 
     Parameters
     ----------
@@ -30,7 +31,8 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
         Column to predict; None: the inputs are reconstructed.
     options
         See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
-        normalise, names, categorical, text, text_features, drop.
+        normalise, names, categorical, text, text_features, drop, separator, header, encoding,
+        na_values.
 
     >>> rows = {"site": ["a", "a", "b", "b"], "age": [1.0, 2.0, 3.0, 6.0], "ill": [0, 1, 1, 0]}
     >>> data = from_table(rows, client="site", label="ill", test_fraction=0)
@@ -40,7 +42,7 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     (('a', 'b'), tensor([[0.]]))
     """
     chosen = construct(Reading, options)
-    whole = read(table)
+    whole = read(table, how=chosen.format)
     if client not in whole.cells:
         raise DataError(
             f"from_table: {whole.source} must have the client column. "
@@ -85,9 +87,10 @@ def from_folder(
 ) -> FederatedData:
     """One file per client, or one folder of images per client.
 
-    Files are CSV, TSV, Parquet or NPZ; the name of a file without its ending is the name of the
-    client. NPZ files hold x and y, or x_train, y_train, x_test and y_test. Images are in
-    client/class/image.png and become floats in [0, 1] of shape [channels, height, width].
+    Files end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather or .npz, and may be compressed
+    (.gz, .zip). The name of a file without its ending is the name of the client. NPZ files hold x
+    and y, or x_train, y_train, x_test and y_test. Images are in client/class/image.png and become
+    floats in [0, 1] of shape [channels, height, width].
 
     Parameters
     ----------
@@ -98,7 +101,8 @@ def from_folder(
         Height and width to scale images to; without it they must agree.
     options
         See `Reading`: task, test_fraction, validation_fraction, split, unit, time, seed,
-        normalise, names, categorical, text, text_features, drop.
+        normalise, names, categorical, text, text_features, drop, separator, header, encoding,
+        na_values.
     """
     chosen = construct(Reading, options)
     folder = Path(path)
@@ -129,21 +133,21 @@ def from_folder(
         names = [f.name for f in folders if f.name in wanted]
         return assemble("from_folder", tables, names, "class", chosen, name="folder", record=record)
     for entry in entries:
-        if entry.suffix.lower() not in ENDINGS:
+        if ending_of(entry) not in ENDINGS:
             raise DataError(
                 f"from_folder: client files must end in {', '.join(ENDINGS)}. Got '{entry.name}'. "
                 f"Convert or remove it."
             )
-    wanted = _wanted([entry.stem for entry in entries], chosen)
-    files = [entry for entry in entries if entry.stem in wanted]
-    tables = [read_file(entry) for entry in files]
-    typed = all(entry.suffix.lower() == ".npz" for entry in files)
+    wanted = _wanted([stem_of(entry) for entry in entries], chosen)
+    files = [entry for entry in entries if stem_of(entry) in wanted]
+    tables = [read_file(entry, chosen.format) for entry in files]
+    typed = all(ending_of(entry) == ".npz" for entry in files)
     if typed and label is None and all("y" in table.cells for table in tables):
         label = "y"
     return assemble(
         "from_folder",
         tables,
-        [entry.stem for entry in files],
+        [stem_of(entry) for entry in files],
         label,
         chosen,
         typed=typed,
@@ -204,15 +208,15 @@ def from_function(
     """
     chosen = construct(Reading, options)
     names = [str(name) for name in names]
-    tables = [as_table(load(name), f"client '{name}'") for name in names]
+    tables = [as_table(load(name), f"client '{name}'", chosen.format) for name in names]
     typed = label is None and bool(tables) and all("y" in table.cells for table in tables)
     return assemble("from_function", tables, names, "y" if typed else label, chosen, typed=typed)
 
 
-def as_table(value: Any, source: str) -> RawTable:
+def as_table(value: Any, source: str, how: Format) -> RawTable:
     """Read what a user's function returns: a table, or two or four arrays."""
     if not isinstance(value, tuple):
-        return read(value, source)
+        return read(value, source, how)
     if len(value) == 2:
         return from_arrays(*value, source)
     if len(value) == 4:

@@ -5,9 +5,9 @@ Messages number rows as the user sees them: in a CSV file the header is row 1, e
 are counted from 0.
 """
 
-import csv
 import datetime
 import io
+import json
 import numbers
 import re
 import zipfile
@@ -21,12 +21,27 @@ import numpy as np
 from torch import Tensor
 
 from coterie.core.errors import DataError
+from coterie.data.formats import (
+    ENDINGS,
+    FOUND,
+    MISSING,
+    PACKED,
+    TEXTS,
+    Format,
+    decode,
+    ending_of,
+    find_separator,
+    has_header,
+    read_bytes,
+    split_cells,
+)
 
-MISSING = frozenset({"", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL"})
-"""How an empty cell is written."""
-ENDINGS = (".csv", ".tsv", ".parquet", ".npz")
 SPLITS = ("train", "validation", "test")
 
+_CONTENTS = {
+    ".parquet": "Parquet data",
+    ".feather": "Feather data",
+}
 _DATE = re.compile(r"(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{4})([T ]\d\d?:\d\d.*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 
@@ -89,7 +104,7 @@ class RawTable(NamedTuple):
         return f"Row {self.rows[position]} of {self.source}"
 
 
-def read(value: Any, source: str | None = None) -> RawTable:
+def read(value: Any, source: str | None = None, how: Format = FOUND) -> RawTable:
     """A table from a file, a data frame, a dict of columns, or a 2-d array of numbers.
 
     >>> table = read({"age": [31, None], "ward": ["a", "b"]})
@@ -97,7 +112,7 @@ def read(value: Any, source: str | None = None) -> RawTable:
     Cells(kind='number', values=array([31., nan]))
     """
     if isinstance(value, str | Path):
-        return read_file(Path(value))
+        return read_file(Path(value), how)
     source = source or "the table"
     if hasattr(value, "to_pandas") and not hasattr(value, "column_names"):
         value = value.to_pandas()  # polars
@@ -119,97 +134,134 @@ def read(value: Any, source: str | None = None) -> RawTable:
     return from_arrays(array, None, source)
 
 
-def read_file(path: Path) -> RawTable:
-    """A CSV, TSV, Parquet or NPZ file."""
+def read_file(path: Path, how: Format = FOUND) -> RawTable:
+    """A file of any of the formats of ENDINGS, also compressed."""
     if not path.exists():
         raise DataError(f"{path}: the file must exist. It does not. Check the path.")
-    if path.suffix.lower() not in ENDINGS:
+    ending = ending_of(path)
+    if ending not in ENDINGS:
         raise DataError(
-            f"{path.name}: a file must end in {', '.join(ENDINGS)}. Got '{path.suffix}'. "
-            f"Convert or remove it."
+            f"{path.name}: a file must end in {', '.join(ENDINGS)}, or in one of these and "
+            f"{' or '.join(PACKED)}. Got '{path.suffix}'. Convert or remove it."
         )
-    if not path.stat().st_size:
+    content = read_bytes(path)
+    if not content:
         raise DataError(f"{path.name}: a file must have rows. It is empty. Fill or remove it.")
-    if path.suffix.lower() == ".parquet":
-        return _parquet(path)
-    if path.suffix.lower() == ".npz":
-        return _npz(path)
-    return _csv(path)
+    if ending == ".npz":
+        return _npz(content, path.name)
+    if ending == ".jsonl":
+        return _json_lines(decode(content, path.name, how.encoding)[0], path.name)
+    if ending not in TEXTS:
+        return _frame(_read_frame(content, path.name, ending), path.name)
+    return _csv(content, path.name, ending, how)
 
 
-def _csv(path: Path) -> RawTable:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if "\0" in text:
-            raise UnicodeError
-    except UnicodeError:
-        raise DataError(
-            f"{path.name}: a {path.suffix} file must be UTF-8 text. Its content is something else. "
-            f"Give it the ending of what it is, or save it as UTF-8."
-        ) from None
-    first = text.partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except csv.Error as error:
-        raise DataError(f"{path.name}: the file cannot be read as CSV: {error}.") from None
-    header = [name.strip() for name in lines[0]] if lines else []
+def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
+    text, encoding = decode(content, source, how.encoding)
+    separator = how.separator or find_separator(text, ending)
+    lines = split_cells(text, separator, source)
+    named = has_header(lines, how.missing) if how.header is None else how.header
+    first = next((line for line in lines if line), [])
+    header = [name.strip() for name in first]
+    start = lines.index(first) + 1 if lines else 0
+    if not named:
+        header, start = [f"column_{j}" for j in range(1, len(first) + 1)], 0
     for name in header:
         if name and header.count(name) > 1:
             raise DataError(
-                f"{path.name}: columns must have different names. '{name}' occurs "
-                f"{header.count(name)} times. Rename one."
+                f"{source}: columns must have different names. '{name}' occurs "
+                f"{header.count(name)} times. Rename one, or say that there is no header: "
+                f"header=False."
             )
     rows, body = [], []
-    for number, line in enumerate(lines[1:], start=2):
+    for number, line in enumerate(lines[start:], start=start + 1):
         if not line:
             continue
         if len(line) != len(header):
             raise DataError(
-                f"{path.name}: every row must have {len(header)} cells, as the header has. Row "
-                f"{number} has {len(line)}. Complete it, or quote cells that hold a '{delimiter}'."
+                f"{source}: every row must have {len(header)} cells, as the "
+                f"{'header' if named else 'first row'} has. Row {number} has {len(line)}. Complete "
+                f"it, or quote cells that hold a '{separator}'."
             )
         rows.append(number)
         body.append(line)
-    columns = zip(*body, strict=True) if body else ([] for _ in header)
+    columns = list(zip(*body, strict=True)) if body else [() for _ in header]
     cells = {
-        name: _parse(list(column), decimal_comma=delimiter == ";")
+        name: _parse(column, separator == ";", how.missing)
         for name, column in zip(header, columns, strict=True)
         if name
     }
-    notes = ("A column without a name was left out.",) if "" in header else ()
-    return RawTable(path.name, cells, np.array(rows, dtype=np.int64), notes=notes)
+    notes = _describe_format(separator, ending, named, encoding)
+    if "" in header:
+        notes = (*notes, "A column without a name was left out.")
+    return RawTable(source, cells, np.array(rows, dtype=np.int64), notes=notes)
 
 
-def _parquet(path: Path) -> RawTable:
+def _describe_format(separator: str, ending: str, named: bool, encoding: str) -> tuple[str, ...]:
+    """What to say of a file that is not written in the most common way."""
+    said = []
+    if separator not in (",", "\t" if ending == ".tsv" else ","):
+        words = {" ": "spaces", "\t": "tabs"}
+        said.append(f"cells separated by {words.get(separator, repr(separator))}")
+    if not named:
+        said.append("no header, so columns are called column_1, column_2, ... (header=True)")
+    if encoding != "utf-8-sig":
+        said.append(f"encoding {encoding}")
+    return (f"Files read as: {'; '.join(said)}.",) if said else ()
+
+
+def _json_lines(text: str, source: str) -> RawTable:
+    """A JSON object a line; what an object does not have is missing."""
+    records = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{source}: a .jsonl file must hold a JSON object a line. Row {number} is none. "
+                f"Correct it, or give the file the ending of what it is."
+            )
+        records.append(record)
+    names = dict.fromkeys(name for record in records for name in record)
+    return _dict({name: [record.get(name) for record in records] for name in names}, source)
+
+
+def _read_frame(content: bytes, source: str, ending: str) -> Any:
+    """A data frame from the content of a Parquet or Feather file."""
     try:
-        import pandas  # noqa: F401 - what pyarrow converts to
-        from pyarrow import ArrowException, parquet
+        import pandas
+        import pyarrow  # noqa: F401 - reads two of the formats
     except ImportError:
         raise DataError(
-            f"{path.name}: Parquet files need pandas and pyarrow. Install them: "
+            f"{source}: {ending} files need pandas and pyarrow. Install them: "
             f"pip install 'coterie[tables]'."
         ) from None
+    file = io.BytesIO(content)
     try:
-        frame = parquet.read_table(path).to_pandas()
-    except (ArrowException, OSError):
+        if ending == ".parquet":
+            return pandas.read_parquet(file)
+        return pandas.read_feather(file)
+    except (ValueError, OSError, KeyError, zipfile.BadZipFile):  # pyarrow's errors are ValueErrors
         raise DataError(
-            f"{path.name}: a .parquet file must hold Parquet data. Its content is something else, "
-            f"or damaged. Give it the ending of what it is, or write it again."
+            f"{source}: a {ending} file must hold {_CONTENTS[ending]}. Its content is something "
+            f"else, or damaged. Give it the ending of what it is, or write it again."
         ) from None
-    return _frame(frame, path.name)
 
 
-def _npz(path: Path) -> RawTable:
+def _npz(content: bytes, source: str) -> RawTable:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
         raise DataError(
-            f"{path.name}: a .npz file must hold plain arrays. Its content is something else. "
+            f"{source}: a .npz file must hold plain arrays. Its content is something else. "
             f"Write it with numpy.savez(file, x=..., y=...)."
         ) from None
-    return _arrays(arrays, path.name)
+    return _arrays(arrays, source)
 
 
 def _is_frame(value: Any) -> bool:
@@ -385,9 +437,11 @@ def to_cells(array: np.ndarray) -> Cells:
     return _parse(["" if v is None else str(v) for v in entries])
 
 
-def _parse(texts: Sequence[str], decimal_comma: bool = False) -> Cells:
+def _parse(
+    texts: Sequence[str], decimal_comma: bool = False, missing: frozenset[str] = MISSING
+) -> Cells:
     """A column of text: what all of its values can be read as."""
-    values = [None if (text := raw.strip()) in MISSING else text for raw in texts]
+    values = [None if (text := raw.strip()) in missing else text for raw in texts]
     present = [value for value in values if value is not None]
     if not present:
         return Cells("nothing", np.full(len(values), np.nan))

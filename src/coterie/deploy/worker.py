@@ -31,7 +31,7 @@ from coterie.core.question import find_task, info_of
 from coterie.core.tree import Tree, leaves, row
 from coterie.data import FederatedData
 from coterie.data.card import DataCard
-from coterie.data.clients import client_file, one_client
+from coterie.data.clients import client_file, one_client, read_options
 from coterie.deploy.personal import prepare
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
 from coterie.engines.simulation import Simulation
@@ -242,7 +242,8 @@ class Worker:
             return whole.subset(torch.tensor([whole.names.index(self.name)]))
         if _IMPORT.fullmatch(self.data):
             return one_client(load(self.data)(self.name), self.name, card, options)
-        table = client_file(Path(self.data), self.name, card.sample_shape)
+        how = read_options(options).format
+        table = client_file(Path(self.data), self.name, card.sample_shape, how)
         return one_client(table, self.name, card, options)
 
 
