@@ -169,7 +169,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path):
     own = one_client(tmp_path / "a.csv", "a", DataCard.of(data))
     assert torch.equal(own.x, data.x[:3])
     write(tmp_path / "c.csv", "age,ill\n1,\n2,\n")
-    with pytest.raises(DataError, match="Client 'c' has none in column 'ill'. Fill or remove it"):
+    with pytest.raises(DataError, match=r"Client 'c' has none in column 'ill'\. Fill or remove it"):
         from_folder(tmp_path, label="ill")
     missing = from_function(lambda name: ([[1.0], [2.0], [3.0]], [0.5, np.nan, 1.5]), ["ann"])
     assert len(missing.y) == 2
