@@ -18,6 +18,7 @@ from coterie.algorithms.fedproto import FedProto
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.fesem import FeSEM
+from coterie.algorithms.flexcfl import FlexCFL
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
@@ -47,6 +48,7 @@ __all__ = [
     "FedSoft",
     "FederatedCMeans",
     "FederatedKMeans",
+    "FlexCFL",
     "KFed",
     "LocalOnly",
     "Mosaic",
