@@ -76,7 +76,8 @@ def describe_result(
             if value is not None
         ]
         text += f", compared with {join_words(told)}." if told else "."
-    strange = sum(not line["fits"] for line in rows)
+    named = summary.get("odd", [])
+    strange = sum(not line["fits"] for line in rows if line["client"] not in named)
     if strange:
         text += f" {_number(strange, 'client')} fit{'s' if strange == 1 else ''} no group well."
     if "verdict" in summary:
