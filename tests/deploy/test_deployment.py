@@ -22,7 +22,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'coteri
 
 from coterie.deploy.keys import node_key
 from coterie.deploy.local import Deployment
-from coterie.deploy.processes import environment, free_port, started, tool
+from coterie.deploy.processes import environment, free_port, start_time, tool
 
 HERE = Path(newcomer.__file__).parent
 
@@ -160,6 +160,6 @@ def down_ends_every_process(deployment):
     said = coterie("deploy", "down", deployment)
     assert said.returncode == 0, said.stderr
     end = time.monotonic() + 10
-    while any(started(pid) for pid in pids) and time.monotonic() < end:
+    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.2)
-    assert not [pid for pid in pids if started(pid)]
+    assert not [pid for pid in pids if start_time(pid)]

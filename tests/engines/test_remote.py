@@ -246,7 +246,7 @@ def test_a_client_that_joins_late_gets_a_number_and_takes_part(tmp_path):
     link = LocalLink(workers(tmp_path, list(ready.data.names)))
     link.away = {102, 107}
     told = []
-    fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01, joined=told.append)
+    fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01, on_join=told.append)
     fed.meet(6, 5.0)
     state = rounds(ready.algorithm, fed, 1)
     assert (state.assignment >= 0).tolist() == [True] * 6
@@ -278,14 +278,14 @@ def test_a_node_must_have_the_name_its_key_is_registered_for(tmp_path):
     link = LocalLink(workers(tmp_path, list(ready.data.names)))
     link.registered = {100: "client-0", 101: "client-7"}
     fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01)
-    with pytest.warns(UserWarning, match="says it is 'client-1', but its key is registered for"):
+    with pytest.warns(UserWarning, match="has the name 'client-1', but its key is registered for"):
         fed.meet(7, 5.0)
     assert "client-1" not in fed.names
 
 
 def test_too_few_clients_to_begin_is_an_error_that_names_them(tmp_path):
     _, _, fed = remote(plain("fedavg", {}), tmp_path)
-    with pytest.raises(FederationError, match=r"9 clients must be there to begin\. 8 joined"):
+    with pytest.raises(FederationError, match=r"9 clients must join first\. 8 joined"):
         fed.meet(9, 0.1)
 
 
@@ -314,5 +314,5 @@ def test_a_run_may_not_name_code_the_node_did_not_allow(tmp_path):
     setup = {"description": tables, "card": {**DataCard.of(ready.data).to_dict(), "truth": None}}
     link = LocalLink(workers(tmp_path, ["client-0"]))
     fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01)
-    with pytest.warns(UserWarning, match="names code of 'os'"), pytest.raises(FederationError):
+    with pytest.warns(UserWarning, match="uses code of 'os'"), pytest.raises(FederationError):
         fed.meet(1, 0.1)

@@ -156,8 +156,8 @@ def test_a_task_that_cannot_be_stacked_is_told_the_rule_it_broke(broken, rule):
     assert f"{broken.__name__}: the task works for one client but cannot be stacked" in str(
         error.value
     )
-    assert f"The rule it broke: {rule}." in str(error.value)
-    assert "Or mark it @task(stackable=False)." in str(error.value)
+    assert f"It breaks a rule: {rule}." in str(error.value)
+    assert "Change the task, or mark it @task(stackable=False)." in str(error.value)
 
 
 def test_a_task_may_say_that_it_cannot_be_stacked(engine):

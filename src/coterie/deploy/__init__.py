@@ -1,7 +1,7 @@
-"""Real federations through Flower: the app, the server, nodes and their workers, a trial at home.
+"""Real federations with Flower: the app, the server, nodes and workers, and a local trial.
 
 DIR/pyproject.toml, app/     a Flower app made from a run file (`coterie deploy init`)
-DIR/run/                     the server's run folder, as of any run
-DIR/state/                   of a federation on this machine (`coterie deploy up`): certificates,
-                             keys, the SuperLink's database, logs, process numbers, nodes
+DIR/run/                     the run folder of the server
+DIR/state/                   files of a federation on this machine (`coterie deploy up`):
+                             certificates, keys, the SuperLink's database, logs, process ids, nodes
 """

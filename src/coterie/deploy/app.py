@@ -1,4 +1,4 @@
-"""A Flower app from a run file: what `coterie deploy init` writes."""
+"""Write a Flower app from a run file: `coterie deploy init`."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from coterie.data.card import DataCard
 from coterie.running.build import Description, build
 from coterie.running.folder import to_json
 
-SERVER = '''"""The server's side: runs the method of run.json on the clients that are connected."""
+SERVER = '''"""The server app: runs the method of run.json on the connected clients."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from coterie.engines.flower import server_app
 
 app = server_app(serve, Path(__file__).parent)
 '''
-CLIENT = '''"""The client's side: hands every message to the worker beside its node."""
+CLIENT = '''"""The client app: passes every message to the worker of its node."""
 
 from coterie.engines.flower import client_app
 
@@ -30,7 +30,7 @@ name = "{name}"
 version = "1.0.0"
 description = "{method} on a real federation, by Coterie"
 license = "Apache-2.0"
-dependencies = []  # Coterie is installed beforehand, on the server and on every node
+dependencies = []  # Coterie must be installed on the server and on every node
 
 [build-system]
 requires = ["hatchling"]
@@ -56,11 +56,12 @@ at-least = 1  # answers without which a round is abandoned
 """
 README = """# {method} on a real federation
 
-Made by `coterie deploy init` from a run file. `app/run.json` holds the method, the network and the
-settings; `app/data.json` what all clients' data have in common (columns, classes, scales), and no
-data.
+`coterie deploy init` wrote this folder from a run file. `app/run.json` has the method, the network
+and the settings. `app/data.json` has what the data of all clients have in common (columns, classes,
+scales); it contains no data.
 
-A trial on this machine, with a client for each of the first {clients} names in the run file's data:
+To try it on this machine, with one node for each of the first {clients} clients in the data of the
+run file:
 
     coterie deploy up {folder} --clients {clients}
     coterie deploy run {folder}
@@ -68,8 +69,8 @@ A trial on this machine, with a client for each of the first {clients} names in 
     coterie deploy pull {folder} --client NAME --out my-model
     coterie deploy down {folder}
 
-`coterie deploy run` is `flwr run` that waits for the end and starts the server app again if it
-dies. By hand:
+`coterie deploy run` calls `flwr run`, waits for the end, and starts the server app again if it
+dies. To call Flower yourself:
 
     FLWR_HOME={folder}/state/flower flwr run {folder} deployment --stream
 
@@ -81,9 +82,11 @@ GITIGNORE = "state/\nrun/\n*.lock\n"
 def write_app(
     folder: Path, description: Description, clients: int | None, deadline: float
 ) -> dict[str, Any]:
-    """Write the app; what is known of the data."""
+    """Write the app and return the data card."""
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty. Choose another folder.")
+        raise ConfigError(
+            f"The folder must be new or empty. {folder} is not empty. Choose another."
+        )
     ready = build(description)
     clients = len(ready.data) if clients is None else clients
     card = replace(DataCard.of(ready.data), truth=None, names=())

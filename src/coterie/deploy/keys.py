@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: made here, readable by their owner alone."""
+"""Certificates and keys of a federation. Only their owner can read the files."""
 
 import datetime
 import ipaddress
@@ -16,9 +16,9 @@ YEARS = 2
 
 
 def certificates(folder: Path, hosts: list[str]) -> None:
-    """A certificate authority and the SuperLink's certificate for some host names and addresses.
+    """Write a certificate authority, and the SuperLink's certificate for names and addresses.
 
-    Nodes need `ca.crt` alone; `ca.key` may be locked away once all certificates are made.
+    Nodes only need `ca.crt`. `ca.key` can be stored elsewhere once all certificates are made.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = datetime.datetime.now(datetime.UTC)
@@ -93,7 +93,7 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def node_key(path: Path) -> Path:
-    """A node's key pair; the public half, `.pub`, is what the server registers."""
+    """Write the key pair of a node; the server registers the public key, `.pub`."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret = ec.generate_private_key(ec.SECP384R1())
     form = serialization.PrivateFormat.OpenSSH
@@ -109,5 +109,5 @@ def node_key(path: Path) -> Path:
 
 
 def secret(path: Path) -> None:
-    """Thirty-two random bytes."""
+    """Write 32 random bytes to a file."""
     private(path, secrets.token_bytes(32))

@@ -1,4 +1,4 @@
-"""A whole federation on this machine: SuperLink, nodes, certificates and keys, for trying out."""
+"""A whole federation on this machine, for trials: SuperLink, nodes, certificates and keys."""
 
 import json
 import subprocess
@@ -24,20 +24,21 @@ CONNECTION = "deployment"
 
 
 class Deployment:
-    """A folder made by `coterie deploy init`, and the processes that belong to it."""
+    """A folder written by `coterie deploy init`, and its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         if not (self.folder / "app" / "run.json").exists():
             raise ConfigError(
-                f"{folder} holds no deployment. Make one: coterie deploy init {folder}"
+                f"The folder must have a deployment. {folder} has none. Create one with: coterie "
+                f"deploy init {folder}"
             )
         self.state = self.folder / "state"
         self.book = Book(self.state)
         self.keys = self.state / "keys"
         self.home = self.state / "flower"
         self.out = self.folder / "run"  # the run folder
-        self.also: list[str] = []  # further names of this machine in the certificate
+        self.also: list[str] = []  # additional names of this machine for the certificate
 
     # starting
 
@@ -51,24 +52,24 @@ class Deployment:
         insecure: bool,
         allow: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Start a SuperLink, and a node for each name; nodes allow code of some packages."""
+        """Start a SuperLink and a node for each name; `allow`: packages whose code nodes run."""
         if any(map(alive, self.book.read())):
             raise ConfigError(
-                f"{self.folder} is up already. See: coterie deploy status {self.folder}"
+                f"{self.folder} is already running. See: coterie deploy status {self.folder}"
             )
         self.state.mkdir(exist_ok=True, mode=0o700)
-        self.book.stop()  # forgets those that ended by themselves
+        self.book.stop()  # removes processes that have ended
         self.start_server(host=host, port=port, insecure=insecure)
         for name in names:
             self.start_node(name, data, allow)
         return self.address
 
     def start_server(self, *, host: str, port: int | None, insecure: bool) -> None:
-        """Start the SuperLink, and beside it what runs the server app.
+        """Start the SuperLink and, as a separate process, the executor of the server app.
 
-        Apart from the SuperLink, the server app outlives its restart.
+        As a separate process, the server app survives a restart of the SuperLink.
         """
-        tool("flower-superlink")  # says what to install, if it is not there
+        tool("flower-superlink")  # raises an error if Flower is not installed
         from coterie.deploy.keys import certificates, secret
 
         port = port or free_port("127.0.0.1" if host == "0.0.0.0" else host)
@@ -102,7 +103,7 @@ class Deployment:
         self.book.start("server", runs, env)
 
     def _address(self, host: str, port: int, insecure: bool) -> None:
-        """Where `flwr` and nodes find the SuperLink."""
+        """Write the address at which `flwr` and nodes find the SuperLink."""
         self.home.mkdir(parents=True, exist_ok=True)
         lines = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]"]
         lines.append(f'address = "{host}:{port}"')
@@ -116,11 +117,11 @@ class Deployment:
 
     @property
     def address(self) -> dict[str, Any]:
-        """Where the SuperLink listens, and whether without TLS."""
+        """The address of the SuperLink, and whether it runs without TLS."""
         return read_json(self.state / "address.json")
 
     def register(self, name: str, public: Path) -> None:
-        """Admit a node by its public key, under a name."""
+        """Register the public key of a node under a name."""
         said = self.flwr("supernode", "register", str(public), CONNECTION, "--name", name)
         if said.returncode and "already" not in said.stdout + said.stderr:
             raise ConfigError(
@@ -128,7 +129,7 @@ class Deployment:
             )
 
     def start_node(self, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
-        """Start a node on this machine, with a key of its own."""
+        """Start a node on this machine, with its own key."""
         from coterie.deploy.keys import node_key
 
         home, address = self.state / "nodes" / name, self.address
@@ -145,7 +146,7 @@ class Deployment:
     # running
 
     def flwr(self, *words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-        """One of Flower's own commands on this deployment."""
+        """Run a Flower command on this deployment."""
         return subprocess.run(
             [tool("flwr"), *words],
             env=environment(self.home),
@@ -156,7 +157,7 @@ class Deployment:
         )
 
     def submit(self, config: dict[str, Any]) -> str:
-        """Start the server app; the number Flower gives the run."""
+        """Start the server app; return Flower's number of the run."""
         words = ["run", str(self.folder), CONNECTION, "--format", "json"]
         pairs = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         said = self.flwr(*words, *(["--run-config", pairs] if pairs else []))
@@ -169,7 +170,7 @@ class Deployment:
             ) from None
 
     def flower_status(self, run: str) -> str:
-        """What Flower says of a run: pending, starting, running, finished:completed, ..."""
+        """Flower's status of a run: pending, starting, running, finished:completed, ..."""
         said = self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
         try:
             answer = json.loads(said.stdout[said.stdout.index("{") :])
@@ -180,7 +181,7 @@ class Deployment:
     def run(
         self, config: dict[str, Any], *, attempts: int, seconds: float, say: Callable[[str], None]
     ) -> bool:
-        """Run to the end, starting the server app again whenever it dies."""
+        """Run until the end, and start the server app again if it dies."""
         end = time.monotonic() + seconds
         self.out = Path(config.get("out", self.out))
         folder = RunFolder(self.out)
@@ -190,38 +191,40 @@ class Deployment:
             number = self.submit(config)
             say(f"Flower run {number}" + (f", start {attempt + 1}" if attempt else ""))
             seen, asked, dead = False, time.monotonic(), False
-            while not dead and not self._delivered(began):
+            while not dead and not self._has_delivered(began):
                 if time.monotonic() >= end:
-                    raise ConfigError(f"The run did not end within {seconds:.0f} s.")
+                    raise ConfigError(
+                        f"The run must end within {seconds:.0f} s. It has not. Allow more seconds."
+                    )
                 time.sleep(0.5)
                 lines = folder.lines()
                 for line in lines[told:]:
-                    say(_shown(line))
+                    say(_format_line(line))
                 told = len(lines)
-                # A server holds the lock of its run folder, and loses it when it dies.
+                # A server has the lock of its run folder, and loses it when it dies.
                 busy = locked(self.out)
-                dead = seen and not busy and not self._delivered(began)
+                dead = seen and not busy and not self._has_delivered(began)
                 seen = seen or busy
                 if not seen and time.monotonic() - asked >= 30.0:
                     asked = time.monotonic()
                     dead = self.flower_status(number).startswith("finished")
             if not dead:
                 return True
-            say(f"The server app ended too early. Its words: coterie deploy logs {self.folder}")
+            say(f"The server app ended too early. See its log: coterie deploy logs {self.folder}")
             if attempt and told == before:
-                return False  # two starts without a round: not worth a third
+                return False  # no third start after two starts without a round
             before = told
         return False
 
-    def _delivered(self, since: float) -> bool:
-        """Whether a server has come to its end after some time."""
+    def _has_delivered(self, since: float) -> bool:
+        """Whether a server has finished since a point in time."""
         path = self.out / DELIVERED
         return path.exists() and path.stat().st_mtime >= since
 
     # looking
 
     def status(self) -> list[dict[str, Any]]:
-        """The processes, and whether they live."""
+        """The processes, and whether they are alive."""
         return [{**entry, "alive": alive(entry)} for entry in self.book.read()]
 
     def node_home(self, client: str) -> Path:
@@ -229,7 +232,7 @@ class Deployment:
         return self.state / "nodes" / client
 
 
-def _shown(line: dict[str, Any]) -> str:
+def _format_line(line: dict[str, Any]) -> str:
     parts = [f"round {line['round']}"]
     if "loss" in line and line["loss"] is not None:
         parts.append(f"loss after round {line['evaluated']}: {line['loss']:.4f}")

@@ -1,4 +1,4 @@
-"""A node: a SuperNode and the worker beside it, started together, kept alive, ended together."""
+"""A node: a SuperNode and its worker, which are started, kept alive and stopped together."""
 
 import argparse
 import os
@@ -13,13 +13,13 @@ from typing import Any
 
 from coterie.deploy.processes import environment, free_port, tool
 
-REFUSED = "Exit Code: 305"  # Flower's words for a node that may not connect
+REFUSED = "Exit Code: 305"  # Flower's output for a node that may not connect
 PATIENCE = (1.0, 2.0, 5.0)  # seconds before a process that ended is started again
 
 
 @dataclass
 class Part:
-    """A process that is to run."""
+    """A process that the node keeps running."""
 
     name: str
     command: list[str]
@@ -31,7 +31,7 @@ class Part:
     refused: bool = False
 
     def look(self) -> None:
-        """Start it, again if need be."""
+        """Start the process, or start it again if it has ended."""
         if self.process is None:
             if time.monotonic() >= self.due:
                 self.process = subprocess.Popen(
@@ -51,13 +51,13 @@ class Part:
         why = f"ended with code {code}"
         if self.refused:
             why = (
-                "was refused: its key is not registered, or the SuperLink still believes the "
-                "connection before this one to be alive (for up to a minute)"
+                "was refused: its key is not registered, or the SuperLink has not yet noticed that "
+                "the previous connection has ended (this takes up to a minute)"
             )
-        print(f"{self.name} {why}; again in {pause:g} s", flush=True)
+        print(f"{self.name} {why}; next start in {pause:g} s", flush=True)
 
     def listen(self, process: "subprocess.Popen[bytes]") -> None:
-        """Pass on what it says."""
+        """Print the output of the process."""
         assert process.stdout is not None
         for line in process.stdout:
             text = line.decode(errors="replace")
@@ -75,10 +75,12 @@ def run_node(
     key: Path | None,
     allow: tuple[str, ...] = (),
 ) -> None:
-    """Keep a node up until it is told to stop."""
+    """Keep a node running until it is stopped."""
     home = home.resolve()
     if any(letter in f"{name}{home}" for letter in "\"'\n="):
-        raise SystemExit(f"A name and a folder must do without quotes and =. Got {name}, {home}.")
+        raise SystemExit(
+            f"The name and the folder must not contain quotes or =. Got {name}, {home}."
+        )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     env = environment(home / "flower")
     worker = [sys.executable, "-m", "coterie.deploy.worker", str(home), name, data]

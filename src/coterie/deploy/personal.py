@@ -1,4 +1,4 @@
-"""A client's own model, where the client is: fetched from its node, used without the server."""
+"""A client's own model on the client's machine: copied from its node, used without the server."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ FOLDER, MODEL = "model", "personal.safetensors"
 
 
 def prepare(home: Path, setup: dict[str, Any]) -> None:
-    """Write down what a client's own model needs to be used later: the run file, the data card."""
+    """Save what a client's own model needs to be used later: the run file and the data card."""
     folder = home / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "data.json", to_json(setup["card"]))
@@ -34,30 +34,30 @@ def prepare(home: Path, setup: dict[str, Any]) -> None:
 def keep_model(
     algorithm: Algorithm, client: Client, given: Tree, *, home: Path
 ) -> dict[str, Tensor]:
-    """Keep a client's own model on its own disk (`coterie deploy pull`); only "done" is sent."""
+    """Save a client's own model on its disk (`coterie deploy pull`); only "done" is sent."""
     personal = algorithm.personalise(client, given)
     write(home / FOLDER / MODEL, wire.dump({"personal": personal}))
     return {"delivered": torch.tensor(True)}
 
 
 def pull(home: Path, out: Path, run: str | None = None) -> str:
-    """Copy the model a node has been handed out of its folder; the run it comes from."""
+    """Copy the model of a node from its folder; return the run it comes from."""
     found = sorted(
         home.glob(f"runs/{run or '*'}/{FOLDER}/{MODEL}"), key=lambda p: p.stat().st_mtime
     )
     if not found:
         raise DataError(
-            f"{home}: no model has been handed to this node. It comes at the end of a run; if the "
-            "node was away then, the server hands it out when the run is started again."
+            f"{home} must have a model. It has none yet: nodes receive their models at the end of "
+            "a run. If the node was not connected then, start the run again to send the model."
         )
     if out.exists():
-        raise ConfigError(f"{out} exists. Choose another name.")
+        raise ConfigError(f"The folder for the model must be new. {out} exists. Choose another.")
     shutil.copytree(found[-1].parent, out)
     return found[-1].parent.parent.name
 
 
 class Personal:
-    """A client's own model, and the rules its rows go through."""
+    """A client's own model, and the rules that prepare its inputs."""
 
     def __init__(self, folder: Path) -> None:
         self.card = DataCard.from_dict(read_json(folder / "data.json"))

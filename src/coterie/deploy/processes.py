@@ -1,4 +1,4 @@
-"""Processes that outlive a command: started apart, found again by number, ended by number."""
+"""Processes that outlive a command: they are started, found and stopped by their process id."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ from typing import Any
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    # Flower looks for work once a second; four times costs next to nothing.
+    # Flower looks for work once a second; four times a second costs almost nothing.
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
 
 
 def environment(flower_home: Path) -> dict[str, str]:
-    """For Flower's commands: this Python's tools first, nothing reported to anybody.
+    """The environment of Flower's commands: tools of this Python first, and no telemetry.
 
-    Modules of the current folder can be imported, among them a method of the user's own.
+    Modules in the current folder can be imported, for example a method of the user.
     """
     tools, here = str(Path(sys.executable).parent), str(Path.cwd())
     first = {"PATH": tools, "PYTHONPATH": here}
@@ -34,10 +34,10 @@ def environment(flower_home: Path) -> dict[str, str]:
 
 
 def tool(name: str) -> str:
-    """One of Flower's commands, beside this Python."""
+    """The path of a Flower command in the environment of this Python."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        from coterie.core.errors import ConfigError  # loads torch, which a node does without
+        from coterie.core.errors import ConfigError  # loads torch, which a node does not need
 
         raise ConfigError(
             f"{name} is not installed. Install it with: pip install 'coterie[flower]'"
@@ -53,7 +53,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def wait_for_port(host: str, port: int, seconds: float) -> bool:
-    """Whether somebody listens before the time is over."""
+    """Wait until a process listens on a port; False if the time is over first."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
@@ -62,8 +62,8 @@ def wait_for_port(host: str, port: int, seconds: float) -> bool:
     return False
 
 
-def started(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: gone."""
+def start_time(pid: int) -> str | None:
+    """Start time of a process, because ids are used again; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -73,7 +73,7 @@ def started(pid: int) -> str | None:
 
 
 def _alive_elsewhere(pid: int) -> str | None:
-    """The same where there is no /proc."""
+    """The same on systems without /proc."""
     if sys.platform.startswith("linux"):
         return None
     said = subprocess.run(
@@ -89,13 +89,13 @@ class Book:
         self.folder, self.path = folder, folder / "processes.json"
 
     def read(self) -> list[dict[str, Any]]:
-        """All that were started and not ended by us."""
+        """All processes that were started and not yet stopped."""
         return json.loads(self.path.read_text()) if self.path.exists() else []
 
     def start(
         self, role: str, command: list[str], env: dict[str, str], **note: Any
     ) -> dict[str, Any]:
-        """Start a process in a group of its own, its words in a log."""
+        """Start a process in its own process group, with its output in a log file."""
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{role}.log"
@@ -111,7 +111,7 @@ class Book:
         entry = {
             "role": role,
             "pid": process.pid,
-            "started": started(process.pid),
+            "started": start_time(process.pid),
             "log": str(log),
             **note,
         }
@@ -119,7 +119,7 @@ class Book:
         return entry
 
     def stop(self, roles: list[str] | None = None, seconds: float = 20.0) -> list[str]:
-        """End processes: politely, then, by their group, for good. Those that had to be."""
+        """Stop processes: first with a signal, then by killing their group; return those killed."""
         entries = self.read()
         chosen = [e for e in entries if roles is None or e["role"] in roles]
         for entry in reversed(chosen):
@@ -134,9 +134,9 @@ class Book:
         for entry in chosen:
             if alive(entry):
                 hard.append(entry["role"])
-            # What it started itself may be left over; the group has its number. A number that
-            # somebody else has by now is left alone.
-            if started(entry["pid"]) not in (None, entry["started"]):
+            # Its child processes may still run; their group has its id. If another process has this
+            # id now, nothing is done.
+            if start_time(entry["pid"]) not in (None, entry["started"]):
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(entry["pid"], signal.SIGKILL)
@@ -151,12 +151,12 @@ class Book:
 
 
 def alive(entry: dict[str, Any]) -> bool:
-    """Whether the process that was started is still there."""
-    return started(entry["pid"]) == entry["started"] is not None
+    """Whether the process that was started is still running."""
+    return start_time(entry["pid"]) == entry["started"] is not None
 
 
 def _reap(entries: list[dict[str, Any]]) -> None:
-    """Take leave of children that ended, if they are this process's."""
+    """Collect the exit codes of ended child processes of this process."""
     for entry in entries:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(entry["pid"], os.WNOHANG)

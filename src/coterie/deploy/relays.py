@@ -1,8 +1,9 @@
-"""Relays without the wait: a process that has Flower loaded and forks one for every message.
+"""Faster relays: one process loads Flower and forks a relay for every message.
 
-A SuperNode starts the command `flwr-clientapp` for each message, and most of what that costs is
-loading Flower. The node puts a command of that name first in its search path: a few lines that pass
-their words to a process that is ready, which forks. If it is not there, Flower's own command runs.
+A SuperNode starts the command `flwr-clientapp` for each message, and most of its time is spent
+loading Flower. The node therefore puts another command with this name first in its search path. It
+passes its arguments to a process that has already loaded Flower, and this process forks. If there
+is no such process, Flower's own command runs.
 """
 
 import argparse
@@ -34,7 +35,7 @@ except (OSError, ValueError):
 
 
 def listen(folder: Path, real: str) -> None:
-    """Fork a relay for every call of the command that is written to a folder."""
+    """Write the command to a folder, and fork a relay for each of its calls."""
     from coterie.engines.flower import clientapp
 
     run = clientapp()
@@ -50,7 +51,7 @@ def listen(folder: Path, real: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     command = folder / "flwr-clientapp"
     text = SHIM.format(python=sys.executable, address=str(address), real=real)
-    if len(sys.executable) > 100 or " " in sys.executable:  # more than a first line may hold
+    if len(sys.executable) > 100 or " " in sys.executable:  # not allowed in a script's first line
         text = text.replace(f"#!{sys.executable} -IS", "#!/usr/bin/env python3")
     command.with_suffix(".part").write_text(text)
     command.with_suffix(".part").chmod(0o700)
@@ -89,7 +90,7 @@ def _fork(connection: socket.socket, run: Any) -> None:
         connection.settimeout(10.0)
         words = connection.makefile("rb").readline()
         sys.argv = ["flwr-clientapp", *json.loads(words)]
-        # The command that was called may be killed; what it stands for ends with it.
+        # If the command that was called is killed, the relay must end, too.
         threading.Thread(target=_follow, args=(connection,), daemon=True).start()
         run()
         code = 0

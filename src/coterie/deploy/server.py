@@ -1,4 +1,4 @@
-"""The server's side of a deployment: a run on connected clients, which survives a restart."""
+"""The server of a deployment: a run on connected clients, which survives a restart."""
 
 import fcntl
 import json
@@ -29,12 +29,12 @@ NAMES, DELIVERED = "names.json", "delivered.json"
 
 
 def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
-    """Run what an app's folder describes, or go on with it; then hand out the models.
+    """Run, or resume, the run of an app's folder; then send every client its model.
 
     Parameters
     ----------
     folder
-        Holds run.json, the run file, and data.json, the data card.
+        Folder with run.json, the run file, and data.json, the data card.
     config
         The Flower run's configuration: out, clients, wait, deadline, at-least.
     """
@@ -42,7 +42,9 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
     plain = read_json(folder / "data.json")
     settings = construct(Settings, dict(description.get("run", {})))
     if settings.restarts != 1:
-        raise ConfigError("A deployment cannot try several attempts: run.restarts must be 1.")
+        raise ConfigError(
+            "run.restarts must be 1 in a deployment, which cannot repeat a run. Set it to 1."
+        )
     torch.set_num_threads(settings.threads or 1)
     out = Path(str(config["out"])).expanduser()
     with _alone(out):
@@ -65,7 +67,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             names=names,
             deadline=float(config["deadline"]),
             at_least=int(config["at-least"]),
-            joined=remember,
+            on_join=remember,
         )
         began = any(run.checkpoints.glob("*.json"))
         fed.meet(1 if began else int(config["clients"]), float(config["wait"]))
@@ -82,7 +84,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def deliver(algorithm: Algorithm, fed: Federation, state: Any) -> list[str]:
-    """Give every client that can be reached its own model; the names of those that cannot."""
+    """Send every connected client its own model; return the names of the other clients."""
     ids = fed.everyone()
     assignment = getattr(state, "assignment", None)
     if assignment is not None:
@@ -95,12 +97,15 @@ def deliver(algorithm: Algorithm, fed: Federation, state: Any) -> list[str]:
     missed = sorted(set(fed.names) - {fed.names[i] for i in heard.tolist()})
     print(f"{len(heard)} of {fed.n_clients} clients have their model.", flush=True)
     if missed:
-        print(f"Not reached: {', '.join(missed)}. Run again to hand them theirs.", flush=True)
+        print(
+            f"Not reached: {', '.join(missed)}. Start the run again to send them their model.",
+            flush=True,
+        )
     return missed
 
 
 def locked(out: Path) -> bool:
-    """Whether a server writes a run folder now."""
+    """Whether a server is writing to a run folder."""
     path = out.with_name(out.name + ".lock")
     if not path.exists():
         return False
@@ -114,7 +119,7 @@ def locked(out: Path) -> bool:
 
 @contextmanager
 def _alone(out: Path, seconds: float = 120.0) -> Iterator[None]:
-    """One server at a time writes a run folder; the one before may still be dying."""
+    """Lock a run folder for one server; the previous server may need some time to end."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(out.with_name(out.name + ".lock"), "w") as lock:
         end = time.monotonic() + seconds
@@ -124,6 +129,8 @@ def _alone(out: Path, seconds: float = 120.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise ConfigError(f"Another server writes {out}. Stop it first.") from None
+                    raise ConfigError(
+                        f"Only one server may write to {out}. Another one does. Stop it first."
+                    ) from None
                 time.sleep(1.0)
         yield

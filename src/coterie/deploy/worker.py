@@ -1,8 +1,8 @@
-"""The worker beside a node: a long-lived process that holds torch, the data and the memory.
+"""The worker of a node: a long-lived process with torch, the data and the memory of a client.
 
-It is a simulation of one client that takes its calls from messages: the same engine, the same
-keys, the same numbers. It listens on a Unix socket that only its owner can open, and a
-process that connects must know the key in the node's folder.
+It is a simulation of one client that gets its calls from messages. It uses the same engine and the
+same keys as a simulation, so it computes the same numbers. It listens on a Unix socket that only
+its owner can open, and a process that connects must know the key in the node's folder.
 """
 
 import argparse
@@ -39,12 +39,12 @@ from coterie.running.build import Settings, build_algorithm, make_data
 from coterie.running.folder import write
 
 TRIAL = "run"
-"""Data of a trial: the client's share of what the run file names."""
+"""Data of a trial: the client's part of the data in the run file."""
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Journal:
-    """A client's memory on disk: a file for each exchange after which it had changed."""
+    """A client's memory on disk: one file for each exchange that changed it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,11 +52,11 @@ class Journal:
         self._last: tuple[int, Tree] | None = None
 
     def entries(self) -> list[int]:
-        """Exchanges that left something, oldest first."""
+        """Exchanges that changed the memory, oldest first."""
         return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
 
     def restore(self, heard: int, saved: int) -> Tree | None:
-        """The memory as of the last exchange the server heard; what is newer never was."""
+        """The memory after the last exchange that the server received; newer files are deleted."""
         entries = self.entries()
         for entry in entries:
             if entry > heard:
@@ -71,7 +71,7 @@ class Journal:
         return self._last[1]
 
     def add(self, exchange: int, tree: Tree) -> None:
-        """Keep the memory as an exchange left it."""
+        """Save the memory after an exchange."""
         write(self._path(exchange), wire.dump(tree))
         self._last = exchange, tree
 
@@ -80,7 +80,7 @@ class Journal:
 
 
 class Room:
-    """One run, as one client takes part in it."""
+    """One run of one client."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Room:
         card = DataCard.from_dict(setup["card"])
         if data.sample_shape != card.sample_shape or data.task != card.task:
             raise DataError(
-                f"The data of '{name}' must be of the kind the run was made for: {card.task}, "
-                f"samples of shape {card.sample_shape}. They are for {data.task}, of shape "
-                f"{data.sample_shape}."
+                f"The data of '{name}' must be for {card.task}, with samples of shape "
+                f"{card.sample_shape}, as in the run. Got {data.task}, with samples of shape "
+                f"{data.sample_shape}. Start the node with other data."
             )
         self.folder, self.allow = folder, allow
         self.algorithm = build_algorithm(description, card)
@@ -109,7 +109,7 @@ class Room:
         prepare(folder, setup)
 
     def answer(self, head: dict[str, Any], trees: dict[str, Tree]) -> list[dict[str, Any]]:
-        """Do the calls of a message: for each, what is sent, or why nothing is."""
+        """Do the calls of a message; for each call, the reply or the reason why there is none."""
         memory = Memory()
         kept = self.journal.restore(head["heard"], head["saved"])
         if kept is not None:
@@ -150,14 +150,14 @@ class Worker:
     Parameters
     ----------
     home
-        The node's folder: memory and models of every run, and the key of the socket.
+        The node's folder, with the memory and models of every run and the key of the socket.
     name
         The client's name.
     data
-        A file or folder; "package.module:load", a function that is given the client's name; or
-        "run": the client's share of the data the run file names, for trials.
+        A file or folder; "package.module:load", a function that is called with the client's name;
+        or "run": the client's part of the data in the run file, for trials.
     allow
-        Packages whose code a run file may name, besides Coterie's own.
+        Packages whose code a run file may use, in addition to Coterie.
     """
 
     def __init__(self, home: Path, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
@@ -165,7 +165,7 @@ class Worker:
         self.round: Any = None
         self.trees: dict[str, Tree] = {}  # what the server sent in this round, by checksum
         self.rooms: dict[str, Room] = {}
-        self.broken: dict[str, str] = {}  # runs this client cannot take part in, and why
+        self.broken: dict[str, str] = {}  # runs in which this client cannot take part, and why
 
     def handle(self, message: Envelope) -> Envelope:
         """The answer to a message."""
@@ -173,7 +173,10 @@ class Worker:
         answer = {"protocol": PROTOCOL, "client": self.name}
         answer |= {name: head.get(name) for name in ("run", "round", "exchange")}
         if head.get("protocol") != PROTOCOL:
-            said = f"this node speaks version {PROTOCOL} of the messages, the server another"
+            said = (
+                f"server and node must use the same version of the messages. The node has version "
+                f"{PROTOCOL}, the server another. Install the same version of Coterie on both"
+            )
             return Envelope({**answer, "error": said, "results": []}, {})
         key = f"{head['run']}/{head['setup']}"
         blobs = {name: blob for name, blob in message.blobs.items() if wire.checksum(blob) == name}
@@ -184,7 +187,7 @@ class Worker:
         if key in self.broken:
             failed = [{"error": self.broken[key]} for _ in head["calls"]]
             return Envelope({**answer, "error": self.broken[key], "results": failed}, {})
-        if not head["calls"]:  # a greeting: it says nothing of what the server has heard
+        if not head["calls"]:  # a greeting, without information about what the server received
             return Envelope({**answer, "results": []}, {})
         if (key, head["round"]) != self.round:
             self.round, self.trees = (key, head["round"]), {}
@@ -220,7 +223,7 @@ class Worker:
             self.broken[key] = f"{type(error).__name__}: {error}"
 
     def _refuse_foreign(self, value: Any) -> None:
-        """A server may not name code that this node has not agreed to."""
+        """Raise an error if a server asks for code that this node does not allow."""
         for part in value.values() if isinstance(value, dict) else value:
             if isinstance(part, dict | list):
                 self._refuse_foreign(part)
@@ -228,7 +231,7 @@ class Worker:
                 package = re.split(r"[.:]", part)[0]
                 if package not in self.allow:
                     raise ConfigError(
-                        f"the run names code of '{package}' ({part}), which this node does not "
+                        f"the run uses code of '{package}' ({part}), which this node does not "
                         f"allow. If you trust it, start the node with --allow {package}"
                     )
 
@@ -238,7 +241,10 @@ class Worker:
         if self.data == TRIAL:
             whole = make_data(options)
             if self.name not in whole.names:
-                raise DataError(f"the run file's data have no client '{self.name}'")
+                raise DataError(
+                    f"the name of the node must be a client in the data of the run file. There is "
+                    f"no client '{self.name}'"
+                )
             return whole.subset(torch.tensor([whole.names.index(self.name)]))
         if _IMPORT.fullmatch(self.data):
             return one_client(load(self.data)(self.name), self.name, card, options)
@@ -248,10 +254,10 @@ class Worker:
 
 
 def listen(worker: Worker) -> None:
-    """Answer messages until the node goes away."""
+    """Answer messages until the node ends."""
     key = secrets.token_bytes(32)
     private(worker.home / KEY_FILE, key)
-    # A socket's path may have 107 letters at most, so it does not lie in the node's folder.
+    # The path of a socket may have at most 107 characters, so it is not in the node's folder.
     place = Path(tempfile.mkdtemp(prefix="coterie-"))
     address = place / "worker.sock"
     old = os.umask(0o177)
@@ -284,7 +290,7 @@ def listen(worker: Worker) -> None:
                     flush=True,
                 )
                 send(connection, answer)
-        except Exception as error:  # a relay that died, or an unknown process
+        except Exception as error:  # a relay has died, or an unknown process has connected
             print(f"a message was lost: {type(error).__name__} {error}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What runs the tasks: simulated clients (stacked, one by one, through bytes) or real ones."""
+"""Engines run the tasks: on simulated clients (stacked, one by one, through bytes) or real ones."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from coterie.engines.remote import Remote
     from coterie.engines.simulation import Simulation
 
-# Loaded on first use: the relay beside a Flower node must not wait for torch.
+# Loaded on first use, because the relay of a Flower node must not wait for torch.
 _MODULE_OF = {"Faults": "faults", "Remote": "remote", "Simulation": "simulation"}
 
 __all__ = ["Faults", "Remote", "Simulation"]

@@ -13,18 +13,18 @@ from coterie.core.random import fold, seed_key, uniform
 
 @dataclass(frozen=True)
 class Faults:
-    """Which replies get lost; drawn per round, exchange and client from a seed of its own.
+    """Which replies are lost; drawn per round, exchange and client from a separate seed.
 
     Parameters
     ----------
     drop
         Probability that a client does not answer an exchange.
     delay
-        Mean of the exponential time, in simulated seconds, a client takes to answer.
+        Mean of the exponentially distributed time, in simulated seconds, until a client answers.
     deadline
-        Answers later than this are lost.
+        Answers after this time are lost.
     seed
-        Root of these draws; they do not touch those of the run.
+        Seed of these draws, independent of the seed of the run.
     """
 
     drop: Annotated[float, Ge(0), Le(1)] = 0.0

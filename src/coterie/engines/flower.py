@@ -1,8 +1,8 @@
-"""Flower as the carrier of messages: the only module that imports `flwr`.
+"""Messages over Flower. Only this module imports `flwr`.
 
-The server's side turns a grid into a `Link` for `engines.remote`; the client's side is a relay that
-hands every message to the worker beside its node. Neither needs torch: the relay is a new process
-for every message, and must be quick.
+On the server, a Flower grid becomes a `Link` for `engines.remote`. On a client, a relay passes
+every message to the worker of its node. Neither side imports torch, because the relay is a new
+process for every message and must start quickly.
 """
 
 import json
@@ -23,8 +23,8 @@ HEAD, JSON, DATA = "head", "json", "data"
 def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -> RecordDict:
     """An envelope as Flower's records.
 
-    Blobs become arrays of bytes: Flower cuts those into pieces, and one that goes to several nodes
-    (the same object, out of `known`) is pushed once.
+    Blobs become arrays of bytes. Flower splits them into pieces, and an array that goes to several
+    nodes (the same object, from `known`) is sent once.
     """
     known = {} if known is None else known
     records = RecordDict({HEAD: ConfigRecord({JSON: json.dumps(message.head)})})
@@ -43,7 +43,7 @@ def from_records(records: RecordDict) -> Envelope:
 
 
 class GridLink:
-    """A Flower grid as a link. Answers are told apart by the message they reply to."""
+    """A Flower grid as a link. An answer is identified by the message that it replies to."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -65,7 +65,7 @@ class GridLink:
     def pull(self, numbers: set[str]) -> list[tuple[str, Envelope | str]]:
         answers: list[tuple[str, Envelope | str]] = []
         for reply in self.grid.pull_messages(list(numbers)):
-            # Answers made by the SuperLink itself do not carry the node that was asked.
+            # Answers of the SuperLink itself do not contain the node that was asked.
             number = reply.metadata.reply_to_message_id
             if reply.has_error():
                 answers.append((number, f"error {reply.error.code}: {reply.error.reason}"))
@@ -78,7 +78,7 @@ class GridLink:
 
 
 def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: Path) -> ServerApp:
-    """A Flower server app that runs what stands in a folder (see `coterie.deploy`)."""
+    """A Flower server app that runs the app in a folder (see `coterie.deploy`)."""
 
     def main(grid: Grid, context: Context) -> None:
         serve(GridLink(grid), folder, context.run_config)
@@ -89,7 +89,7 @@ def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: P
 
 
 def client_app() -> ClientApp:
-    """A Flower client app that hands every message to the worker beside its node."""
+    """A Flower client app that passes every message to the worker of its node."""
 
     def relay(message: Message, context: Context) -> Message:
         asked = from_records(message.content)

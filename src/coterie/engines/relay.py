@@ -1,7 +1,7 @@
-"""Messages between server and clients, and the socket by which a node hands them to its worker.
+"""Messages between server and clients, and the socket between a node and its worker.
 
-An envelope is plain data and blobs of bytes by name. Nothing here needs torch or Flower, because
-a Flower node starts a new process for every message and all that process does is pass it on.
+An envelope has plain data and named blobs of bytes. Nothing here needs torch or Flower, because a
+Flower node starts a new process for every message, which only passes the message on.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 PROTOCOL = 2
-"""Both sides must speak the same version of the messages."""
+"""Version of the messages; server and clients must have the same."""
 KEY_FILE, ADDRESS_FILE = "worker.key", "worker.address"
 
 
@@ -25,16 +25,16 @@ class Envelope(NamedTuple):
 
 
 class Link(Protocol):
-    """What carries envelopes: Flower's grid, or a test's stand-in."""
+    """A carrier of envelopes: Flower's grid, or a substitute in tests."""
 
     def nodes(self) -> dict[int, str]:
-        """Nodes that are connected, and the name each is registered under ("" if none)."""
+        """The connected nodes, and the registered name of each ("" if it has none)."""
 
     def push(self, messages: list[tuple[int, Envelope]], seconds: float) -> list[str | None]:
         """Send envelopes to nodes; the number of each message, None if it could not be sent."""
 
     def pull(self, numbers: set[str]) -> list[tuple[str, Envelope | str]]:
-        """Answers that have come: the message each answers, and what it says or why not."""
+        """Answers that have arrived: number of the message, and the answer or an error text."""
 
 
 def send(connection: Connection, message: Envelope) -> None:
@@ -54,11 +54,11 @@ def receive(connection: Connection) -> Envelope:
 def ask_worker(
     home: Path, message: Envelope, seconds: float, pause: Callable[[float], None] = time.sleep
 ) -> Envelope:
-    """Hand a message to the worker of a node and wait for its answer.
+    """Pass a message to the worker of a node and wait for its answer.
 
-    A worker that is not there, or dies on the way, is waited for: its node starts a new one. The
-    message is then handed over again, which is safe, because a worker undoes what it did for an
-    exchange that the server did not hear.
+    If the worker is not running, or dies, wait for the new worker that the node starts, and pass
+    the message again. This is safe, because a worker undoes the work of an exchange whose answer
+    the server did not receive.
     """
     end = time.monotonic() + seconds
     why: Exception | None = None
@@ -70,7 +70,7 @@ def ask_worker(
                 send(connection, message)
                 if connection.poll(max(0.0, end - time.monotonic())):
                     return receive(connection)
-        except (OSError, EOFError) as error:  # not there yet, or gone
+        except (OSError, EOFError) as error:  # not running yet, or ended
             why = error
         pause(0.2)
     reason = f"; last: {type(why).__name__} {why}" if why is not None else ""

@@ -1,13 +1,13 @@
-"""Real clients behind a link: every task is a message, and a missing answer is nothing unusual.
+"""Real clients over a link: every task is a message, and some answers may be missing.
 
-An exchange costs seconds, so an envelope carries a list of calls: what is not urgent, such as an
-evaluation, waits for the next message. A tree is sent to a client once a round; later it is named
-by its checksum, and a row of a bank that the client has by its number.
+An exchange takes seconds, so an envelope has a list of calls: a call that is not urgent, such as an
+evaluation, waits for the next message. A tree is sent to a client once per round; after that, only
+its checksum is sent, and for a row of a bank that the client has, only the row number.
 
-Clients remember on their own disk. The server keeps, for each client, the last exchange it heard
-from it, in the same transactional memory in which a simulation keeps the whole: every message
-names that exchange, and the client drops what is newer. So a late answer, an
-abandoned round and a server that went back to a checkpoint all leave no trace on the client.
+Clients keep their memory on their own disk. The server keeps, for each client, the last exchange
+that it received an answer to, in the same transactional memory in which a simulation keeps the
+memory itself. Every message contains this exchange, and the client drops what is newer. So a late
+answer, an abandoned round and a server that returns to a checkpoint have no effect on the client.
 """
 
 import json
@@ -41,10 +41,10 @@ class Rider(NamedTuple):
 
 @dataclass
 class Parcel:
-    """What one client is sent in an exchange, and what it answered."""
+    """The message to one client in an exchange, and its answer."""
 
     client: int
-    calls: list[tuple[int, int]]  # number of the call, the client's place among those asked
+    calls: list[tuple[int, int]]  # number of the call, index of the client among those asked
     described: list[dict[str, Any]]
     needed: dict[str, Callable[[], bytes]]  # blobs the calls refer to, by checksum
     replies: list[dict[str, Any] | None] = field(default_factory=list)
@@ -56,23 +56,23 @@ class Remote(Federation):
     Parameters
     ----------
     link
-        What carries the messages.
+        Carrier of the messages.
     setup
-        What a client must know to take part, as plain data: the run file and the data card.
+        What clients need to take part, as plain data: the run file and the data card.
     run
         Name of the run, under which clients keep their memory.
     names
         Clients known from an earlier part of the run.
     deadline
-        Seconds an exchange may take; later answers are lost.
+        Seconds that an exchange may take; later answers are lost.
     at_least
-        Answers without which a round is abandoned, where the method does not ask for more.
+        Smallest number of answers; with fewer, a round is abandoned. A method may ask for more.
     poll
-        Seconds between looks for answers.
+        Seconds between two requests for answers.
     chunk
-        Answers folded into a mean at a time.
-    joined
-        Is told all names when a client joins, in the order of their ids.
+        Number of answers that are added to a mean at a time.
+    on_join
+        Function that is called with all names, in the order of their ids, when a client joins.
     """
 
     defers = True
@@ -90,17 +90,17 @@ class Remote(Federation):
         at_least: int = 1,
         poll: float = 0.1,
         chunk: int = 64,
-        joined: Callable[[tuple[str, ...]], None] | None = None,
+        on_join: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
         super().__init__(names, seed, participation)
         self.link, self.run = link, run
         self.deadline, self.at_least, self.poll, self.chunk = deadline, at_least, poll, chunk
-        self.wire_bytes = {"down": 0, "up": 0}  # of blobs, as they crossed the link
-        self._joined = joined
+        self.wire_bytes = {"down": 0, "up": 0}  # bytes of blobs that were sent over the link
+        self._on_join = on_join
         self._setup = json.dumps(setup, sort_keys=True).encode()
         self._setup_name = wire.checksum(self._setup)
-        self._claims: dict[str, list[int]] = {}  # nodes that answer to a name, oldest first
-        self._greeted: dict[int, str] = {}  # node and the greeting it was sent
+        self._claims: dict[str, list[int]] = {}  # nodes with a name, oldest first
+        self._greeted: dict[int, str] = {}  # nodes, and the greeting that was sent to each
         self._online: dict[int, str] = {}
         self._riders: list[Rider] = []
         self._clock = 0
@@ -111,9 +111,9 @@ class Remote(Federation):
     # clients that are connected
 
     def meet(self, clients: int, seconds: float) -> None:
-        """Wait until this number of clients has joined; they are numbered by name.
+        """Wait until this number of clients has joined; ids follow the order of the names.
 
-        A run that goes on waits for one, and, as long as an exchange may take, for all it knew.
+        A resumed run waits for one client, and for at most `deadline` for all clients it knew.
         """
         end = time.monotonic() + seconds
         hoped, patience = len(self.names), time.monotonic() + self.deadline
@@ -126,7 +126,7 @@ class Remote(Federation):
                 break
             if time.monotonic() >= end:
                 raise FederationError(
-                    f"{clients} clients must be there to begin. {len(self._present())} joined "
+                    f"{clients} clients must join first. {len(self._present())} joined "
                     f"within {seconds:.0f} s: {', '.join(sorted(self._present())) or 'none'}. "
                     "Start the others, or ask for fewer (run config: clients)."
                 )
@@ -137,17 +137,17 @@ class Remote(Federation):
         return [name for name in self._claims if self._node_of(name) is not None]
 
     def _admit(self) -> None:
-        """Give clients that are new a number."""
+        """Give new clients an id."""
         new = sorted(set(self._claims) - set(self.names), key=natural)
         if not new:
             return
         self.names = (*self.names, *new)
         self._name_keys = fold(seed_key(0), codes(self.names))
-        if self._joined is not None:
-            self._joined(self.names)
+        if self._on_join is not None:
+            self._on_join(self.names)
 
     def _look(self) -> None:
-        """Greet nodes that are new, and note which name each answers to."""
+        """Greet new nodes, and record the name of each node."""
         self._online = self.link.nodes()
         waiting = {number: node for node, number in self._greeted.items() if number}
         for number, answer in self.link.pull(set(waiting)) if waiting else ():
@@ -156,7 +156,7 @@ class Remote(Federation):
                 continue
             self._greeted[node] = ""
             if isinstance(answer, str):
-                del self._greeted[node]  # greeted again at the next look
+                del self._greeted[node]  # greet it again next time
             else:
                 self._claim(node, answer.head)
         gone = [node for node in self._greeted if node not in self._online]
@@ -165,7 +165,7 @@ class Remote(Federation):
         for name, nodes in self._claims.items():
             self._claims[name] = [node for node in nodes if node in self._online]
         new = [node for node in self._online if node not in self._greeted]
-        seconds = max(self.deadline, 60.0)  # a worker that has just started reads its data first
+        seconds = max(self.deadline, 60.0)  # a new worker must read its data first
         head = {**self._head(None, -1, 0, []), "deadline": seconds}
         hello = Envelope(head, {self._setup_name: self._setup})
         sent = self.link.push([(node, hello) for node in new], seconds) if new else []
@@ -174,12 +174,12 @@ class Remote(Federation):
     def _claim(self, node: int, head: dict[str, Any]) -> None:
         name, registered = str(head.get("client", "")), self._online.get(node, "")
         if head.get("protocol") != PROTOCOL or "error" in head or not name:
-            reason = head.get("error") or f"it speaks version {head.get('protocol')}"
+            reason = head.get("error") or f"its messages have version {head.get('protocol')}"
             warnings.warn(f"Node {node} ('{name}') cannot take part: {reason}.", stacklevel=3)
         elif registered and registered != name:
             warnings.warn(
-                f"Node {node} says it is '{name}', but its key is registered for '{registered}'. "
-                "It is left out.",
+                f"Node {node} has the name '{name}', but its key is registered for '{registered}'. "
+                "The node is ignored. Start it with its registered name.",
                 stacklevel=3,
             )
         else:
@@ -188,7 +188,7 @@ class Remote(Federation):
                 others.append(node)
 
     def _node_of(self, name: str) -> int | None:
-        """The node of a client: of several that answer to its name, the first still there."""
+        """The node of a client: of several nodes with its name, the first that is connected."""
         return next((n for n in self._claims.get(name, []) if n in self._online), None)
 
     # rounds
@@ -204,7 +204,7 @@ class Remote(Federation):
         self._trees: dict[tuple[Any, int | None], tuple[Tree, str, bytes]] = {}
 
     def note_saved(self) -> None:
-        """A checkpoint has been written: clients may forget what is older than the last two."""
+        """Record a checkpoint; clients may delete what is older than the last two checkpoints."""
         heard = {c: int(tree["heard"]) for c, tree in self.memory.committed.items() if tree}
         self._saved = (self._saved[1], heard)
 
@@ -214,7 +214,7 @@ class Remote(Federation):
         return max(at_least, min(self.at_least, asked))
 
     def ask_later(self, task: Callable[..., Any], *given: Any, to: Ids, then: Then) -> None:
-        """Ask, between rounds and without a trace, with the next message that goes out."""
+        """Ask with the next message, between rounds and without a change of memory."""
         with self.aside():
             call = self.call(task, given, to)
             self.traffic.count_sent(call)
@@ -244,15 +244,15 @@ class Remote(Federation):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What decides the last bits."""
+        """The settings that affect the last bits of the result."""
         return {"engine": "flower", "chunk": self.chunk, "threads": torch.get_num_threads()}
 
     # messages
 
     def _ask(self, calls: list[tuple[Call, int]]) -> list[dict[int, dict[str, Any]]]:
-        """Send calls, the last of which is no rider: by call, what the client at a place said."""
+        """Send calls, of which only the last is urgent; for each call, the answers by index."""
         self._missing = ""
-        if not self._clock:  # later than all that was heard, should the clock have been set back
+        if not self._clock:  # later than all earlier exchanges, even if the clock was set back
             heard = [int(tree["heard"]) for tree in self.memory.committed.values() if tree]
             self._clock = max(heard, default=0)
         self._clock = number = max(self._clock + 1, time.time_ns())
@@ -273,7 +273,7 @@ class Remote(Federation):
             for message, answer in self.link.pull(set(waiting)):
                 parcel = waiting.pop(message, None)  # type: ignore[arg-type]
                 if parcel is None:
-                    continue  # an answer to something else, or a second one
+                    continue  # an answer to another message, or a second answer
                 lacks = self._read(parcel, answer, number)
                 node = self._node_of(self.names[parcel.client])
                 if lacks and node is not None:
@@ -291,18 +291,18 @@ class Remote(Federation):
             for (number, place), reply in zip(parcel.calls, parcel.replies, strict=False):
                 if reply is not None:
                     out[number][place] = reply
-        return [self._alike(calls[i][0], said) for i, said in enumerate(out)]
+        return [self._keep_usual(calls[i][0], said) for i, said in enumerate(out)]
 
-    def _alike(self, call: Call, said: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """The replies of one shape: that of most clients."""
+    def _keep_usual(self, call: Call, said: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Keep the replies with the most frequent names and shapes."""
         shapes = {place: _shapes(reply) for place, reply in said.items()}
         if len(set(shapes.values())) <= 1:
             return said
         usual, _ = Counter(shapes.values()).most_common(1)[0]
         odd = [self.names[int(call.ids[place])] for place in said if shapes[place] != usual]
         warnings.warn(
-            f"{call.name}: replies of {', '.join(odd)} have other names or shapes than the rest "
-            "and are left out.",
+            f"{call.name}: replies of {', '.join(odd)} have other names or shapes than most "
+            "replies and are left out.",
             stacklevel=3,
         )
         return {place: reply for place, reply in said.items() if shapes[place] == usual}
@@ -331,7 +331,7 @@ class Remote(Federation):
         return list(parcels.values())
 
     def _refer(self, parcel: Parcel, given: Any, place: int) -> dict[str, Any]:
-        """How a client is told a tree: by checksum, or as a row of a bank it has."""
+        """Refer to a tree by its checksum, or as a row of a bank that the client has."""
         if isinstance(given, Each):
             tree = row(given.tree, place)
         elif isinstance(given, BankRows):
@@ -350,11 +350,11 @@ class Remote(Federation):
         return {"blob": name}
 
     def _dump(self, tree: Tree, number: int | None) -> tuple[str, bytes]:
-        """A tree, or a row of a bank, as bytes: made once a round."""
+        """A tree, or a row of a bank, as bytes; computed once per round."""
         identity = _identity(tree), number
         if identity not in self._trees:
             blob = wire.dump(tree if number is None else row(tree, number))
-            # The tree is kept with its bytes, so that no other tensor can take over its identity.
+            # The tree is kept with its bytes, so that no other tensor can get the same identity.
             self._trees[identity] = (tree, wire.checksum(blob), blob)
         _, name, blob = self._trees[identity]
         return name, blob
@@ -401,7 +401,7 @@ class Remote(Federation):
                 waiting[message] = parcel
 
     def _read(self, parcel: Parcel, answer: Envelope | str, number: int) -> list[str]:
-        """Take an answer in; the blobs the client lacks, if that is what it says."""
+        """Read an answer; return the blobs that the client reports as missing."""
         if isinstance(answer, str):
             self._note(parcel, f"failed: {answer}")
             return []
@@ -409,7 +409,7 @@ class Remote(Federation):
         mine = {"protocol": PROTOCOL, "run": self.run, "round": self.round, "exchange": number}
         mine["client"] = self.names[parcel.client]
         if any(head.get(key) != value for key, value in mine.items()):
-            self._note(parcel, "answered something else")
+            self._note(parcel, "answered another message")
             return []
         if head.get("missing"):
             lacks = [str(name) for name in head["missing"]]
@@ -427,7 +427,7 @@ class Remote(Federation):
                 else:
                     parcel.replies.append(wire.load(answer.blobs[result["blob"]]))
         except (CoterieError, KeyError, TypeError) as error:
-            self._note(parcel, f"sent what cannot be read ({error!r})")
+            self._note(parcel, f"sent an answer that cannot be read ({error!r})")
             return []
         self._held[parcel.client] |= set(parcel.needed)
         self.memory.keep(parcel.client, {"heard": torch.tensor(number)})
@@ -439,7 +439,7 @@ class Remote(Federation):
 
 
 def _identity(tree: Tree) -> Any:
-    """Which tensors a tree is made of, and where in it they stand."""
+    """The identities of the tensors of a tree, with their places."""
     return (
         repr(tree) if not leaves(tree) else "",
         *((p, id(leaf)) for p, leaf in named_leaves(tree)),

@@ -36,24 +36,24 @@ class Simulation(Federation):
     source
         The clients' data.
     stack
-        Run many clients as one computation, or one at a time (the reference).
+        True: run many clients as one computation. False: run one client at a time (the reference).
     wire
-        Send every message through bytes and back; needs `stack=False`.
+        Convert every message to bytes and back; needs `stack=False`.
     chunk
-        Clients per stack; None: by the size of models and data.
+        Number of clients per stack. None: chosen by the size of models and data.
     faults
-        Replies to lose.
+        Replies that are lost.
     joins
-        Round in which each client joins (from 0, not falling); None: all are there.
+        Round in which each client joins, from 0 and in ascending order. None: all in round 0.
     device
-        Where client work runs.
+        Device on which clients run.
     workers
-        Processes of one thread each that run clients one by one; needs `stack=False`.
+        Number of processes, with one thread each, that run clients; needs `stack=False`.
     kernel
-        How stacks are trained: "auto", or one way, where it is possible: "gram", "twins", "vmap",
+        How stacks are trained: "auto", or one kernel where it is possible: "gram", "twins", "vmap",
         "loop".
     choices
-        What an earlier part of the run chose (`plan["kernels"]`).
+        Kernels that an earlier part of the run chose (`plan["kernels"]`).
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Simulation(Federation):
             yield position, tree_map(lambda leaf: leaf.cpu(), sent)
 
     def _find_heard(self, call: Call) -> Tensor:
-        """Which clients will answer; lost clients do no work, so nothing of them is touched."""
+        """The clients that will answer; lost clients do no work and do not change."""
         self._missing = ""
         if self.faults is None or call.phase == "evaluation":
             return torch.ones(len(call.ids), dtype=torch.bool)
@@ -134,7 +134,7 @@ class Simulation(Federation):
         return self._missing
 
     def _wake(self, call: Call, ids: Ids) -> None:
-        """Clients asked for the first time set up their memory."""
+        """Initialise the memory of clients that are asked for the first time."""
         owner = call.owner
         for client in ids.tolist():
             if self.memory.knows(client):
@@ -148,7 +148,7 @@ class Simulation(Federation):
             self.memory.keep(client, memory)
 
     def _client(self, call: Call, ids: Ids, state: Tree) -> Client:
-        """Clients on a leading axis; what they share is repeated without copying."""
+        """Clients on a leading axis; values that they share are repeated without copying."""
         m = len(ids)
         train = self._gather.batch(self.support, ids)
         self.kernel.serves((self.support, tuple(ids.tolist())), train.x)
@@ -178,7 +178,7 @@ class Simulation(Federation):
             reply = as_reply(call.task(client, *given), call.name)
             return reply.sent, reply.keep or {}
 
-        # run_key and round are common to all: left out of the stack, Python may read them.
+        # run_key and round are the same for all clients: outside the stack, Python can read them.
         common = Client(0, 0, 0, 0, 0, None, None, 0)  # type: ignore[arg-type]
         client = client._replace(run_key=client.run_key[0], round=client.round[0])
         try:
@@ -204,7 +204,7 @@ class Simulation(Federation):
         places = position.tolist()
         if self.workers == 1 or len(places) == 1:
             return stack([self._one(call, place) for place in places])
-        # The first is asked here, and shows what the answers of the others look like.
+        # The first client runs here; its answer shows the shape of the other answers.
         first = self._ask(call, places[0])
         replies = [first]
         work = lambda place: bytes_.dump(self._ask(call, place))  # noqa: E731
@@ -224,7 +224,7 @@ class Simulation(Federation):
             self.memory.keep(client, tree_map(torch.clone, keep))
 
     def _ask(self, call: Call, place: int) -> tuple[dict[str, Any], Tree]:
-        """One client, unpadded; through bytes where the engine is told so."""
+        """Ask one client, without padding; through bytes if `wire` is set."""
         number = int(call.ids[place])
         ids = torch.tensor([number])
         client = row(self._client(call, ids, {}), 0)._replace(state=self.memory.get(number))
@@ -259,7 +259,7 @@ class Simulation(Federation):
             )
 
     def _blame(self, call: Call, position: Tensor, error: Exception) -> TaskError:
-        """Whose fault it is: a client's, or that of a task which cannot be stacked."""
+        """Find the cause of an error: one client, or a task that cannot be stacked."""
         for place in position.tolist():
             try:
                 self._one(call, place)
@@ -267,15 +267,15 @@ class Simulation(Federation):
                 return own
         reason = str(error).strip().splitlines()[0]
         rule = next((rule for pattern, rule in RULES if re.search(pattern, str(error))), None)
-        rule = f" The rule it broke: {rule}." if rule else ""
+        rule = f" It breaks a rule: {rule}." if rule else ""
         return TaskError(
             f"{call.name}: the task works for one client but cannot be stacked ({reason}).{rule} "
-            "Or mark it @task(stackable=False)."
+            "Change the task, or mark it @task(stackable=False)."
         )
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What decides the last bits: frozen into a run, so that it resumes exactly."""
+        """The settings that affect the last bits; a run saves them so that it resumes exactly."""
         return {
             "engine": "stacked" if self.stack else "wire" if self.wire else "loop",
             "chunk": self.chunk,

@@ -1,6 +1,6 @@
-"""Clients one by one, several at a time: processes of one thread each.
+"""Worker processes with one thread each, which run clients in parallel.
 
-A worker is forked, so that it has method, models and data without a copy, and answers in bytes.
+A worker is forked, so it has the method, models and data without a copy. It answers in bytes.
 """
 
 import multiprocessing
@@ -17,19 +17,19 @@ Work: TypeAlias = Callable[[int], bytes]
 
 
 def available() -> bool:
-    """Whether processes can be forked here."""
+    """Whether this system can fork processes."""
     return "fork" in multiprocessing.get_all_start_methods()
 
 
 def in_workers(work: Work, places: Sequence[int], workers: int) -> Iterator[bytes]:
-    """What `work` gives for each place, in order; workers take places in turn."""
+    """Results of `work` for each place, in order; workers take places in turn."""
     context = multiprocessing.get_context("fork")
     workers = min(workers, len(places))
     ends, processes = [], []
     for number in range(workers):
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_serve, args=(work, places[number::workers], there))
-        with warnings.catch_warnings():  # torch's own threads are idle and not needed there
+        with warnings.catch_warnings():  # torch's own threads are idle and not needed in workers
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
