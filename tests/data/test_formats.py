@@ -186,6 +186,42 @@ def test_a_deployed_client_reads_its_file_in_the_same_way(tmp_path):
     assert torch.equal(own.x, data.x[3:])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE,
+        TABLE.rstrip("\n"),
+        TABLE.replace("\n", "\r\n"),
+        "a,b\n1e-3,true\n0.1,false\n+5,TRUE\n",
+        "a,b\n0.30000000000000004,NA\n123456789012345678,null\n",
+        "a,b\n 1 , x\n2, NA \n,y\n",
+        'a,b\n"1","x ""y"""\n"2","z"\n',
+        'a,b\n1,"x, y"\n2,z\n',
+        'a,b\n1,"x\ny"\n2,z\n',
+        "a,b\n007,2024-01-02\n1_000,2024-02-03\n",
+        "a;b\n1,5;x\n2;y\n",
+        "a,b\ntrue,1\n?,2\n",
+        "a,b\n99999999999999999999,1\n2,\n",
+        "a,b\n\n1,2\n\n3,4\n",
+        "a,b\ninf,nan\n1,2\n",
+    ],
+)
+def test_pandas_reads_what_we_read(tmp_path, monkeypatch, text):
+    pytest.importorskip("pandas")
+    path = write(tmp_path / "a.csv", text)
+    fast = read_file(path)
+    monkeypatch.setattr("coterie.data.tables.read_regular", lambda *_: None)
+    slow = read_file(path)
+    same(fast, slow)
+    assert fast.rows.tolist() == slow.rows.tolist()
+
+
+def test_a_short_row_is_found_in_either_way(tmp_path):
+    for text in ('a,b\n1,"x, y"\n2\n', "a,b\n1,2\n3\n"):
+        with pytest.raises(DataError, match=r"every row must have 2 cells.*Row 3 has 1"):
+            read_file(write(tmp_path / "a.csv", text))
+
+
 def data_folder() -> Path:
     folder = Path(os.environ.get("COTERIE_DATA", "data"))
     if not (folder / "heart-disease").is_dir():

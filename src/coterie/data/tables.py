@@ -33,6 +33,7 @@ from coterie.data.formats import (
     find_separator,
     has_header,
     read_bytes,
+    read_regular,
     split_cells,
 )
 
@@ -159,7 +160,8 @@ def read_file(path: Path, how: Format = FOUND) -> RawTable:
 def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
     text, encoding = decode(content, source, how.encoding)
     separator = how.separator or find_separator(text, ending)
-    lines = split_cells(text, separator, source)
+    top = text[: text.find("\n", 65536) + 1 or None]
+    lines = split_cells(top, separator, source)
     named = has_header(lines, how.missing) if how.header is None else how.header
     first = next((line for line in lines if line), [])
     header = [name.strip() for name in first]
@@ -173,28 +175,44 @@ def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
                 f"{header.count(name)} times. Rename one, or say that there is no header: "
                 f"header=False."
             )
-    rows, body = [], []
-    for number, line in enumerate(lines[start:], start=start + 1):
-        if not line:
-            continue
-        if len(line) != len(header):
-            raise DataError(
-                f"{source}: every row must have {len(header)} cells, as the "
-                f"{'header' if named else 'first row'} has. Row {number} has {len(line)}. Complete "
-                f"it, or quote cells that hold a '{separator}'."
-            )
-        rows.append(number)
-        body.append(line)
-    columns = list(zip(*body, strict=True)) if body else [() for _ in header]
+    columns: Sequence[Any] | None = None
+    if not how.na_values:
+        columns = read_regular(text, separator, len(header), start)
+    if columns is not None:
+        rows = np.arange(start + 1, start + 1 + len(columns[0]))
+    else:
+        columns, rows = _split_rows(text, separator, source, len(header), start, named)
     cells = {
-        name: _parse(column, separator == ";", how.missing)
+        name: to_cells(column)
+        if isinstance(column, np.ndarray)
+        else _parse(column, separator == ";", how.missing)
         for name, column in zip(header, columns, strict=True)
         if name
     }
     notes = _describe_format(separator, ending, named, encoding)
     if "" in header:
         notes = (*notes, "A column without a name was left out.")
-    return RawTable(source, cells, np.array(rows, dtype=np.int64), notes=notes)
+    return RawTable(source, cells, rows, notes=notes)
+
+
+def _split_rows(
+    text: str, separator: str, source: str, width: int, start: int, named: bool
+) -> tuple[Sequence[Sequence[str]], np.ndarray]:
+    """The columns of a text file and the number of each row; refuses rows of another length."""
+    rows, body = [], []
+    for number, line in enumerate(split_cells(text, separator, source)[start:], start=start + 1):
+        if not line:
+            continue
+        if len(line) != width:
+            raise DataError(
+                f"{source}: every row must have {width} cells, as the "
+                f"{'header' if named else 'first row'} has. Row {number} has {len(line)}. Complete "
+                f"it, or quote cells that hold a '{separator}'."
+            )
+        rows.append(number)
+        body.append(line)
+    columns = list(zip(*body, strict=True)) if body else [() for _ in range(width)]
+    return columns, np.array(rows, dtype=np.int64)
 
 
 def _describe_format(separator: str, ending: str, named: bool, encoding: str) -> tuple[str, ...]:
@@ -441,18 +459,22 @@ def _parse(
     texts: Sequence[str], decimal_comma: bool = False, missing: frozenset[str] = MISSING
 ) -> Cells:
     """A column of text: what all of its values can be read as."""
-    values = [None if (text := raw.strip()) in missing else text for raw in texts]
-    present = [value for value in values if value is not None]
+    # Values repeat, so each is read once.
+    found = {
+        raw: None if (text := raw.strip()) in missing else text for raw in dict.fromkeys(texts)
+    }
+    present = [value for value in found.values() if value is not None]
     if not present:
-        return Cells("nothing", np.full(len(values), np.nan))
-    found = [as_number(value, decimal_comma) for value in values]
-    if all(number is not None for number in found):
-        return Cells("number", np.array(found, dtype=np.float64))
+        return Cells("nothing", np.full(len(texts), np.nan))
+    first = as_number(present[0], decimal_comma)
+    numbers = {} if first is None else {k: as_number(v, decimal_comma) for k, v in found.items()}
+    if numbers and all(number is not None for number in numbers.values()):
+        return Cells("number", np.array([numbers[raw] for raw in texts], dtype=np.float64))
     if all(value.lower() in ("true", "false") for value in present):
-        flags = [np.nan if value is None else value.lower() == "true" for value in values]
-        return Cells("boolean", np.array(flags, dtype=np.float64))
+        flags = {k: np.nan if v is None else float(v.lower() == "true") for k, v in found.items()}
+        return Cells("boolean", np.array([flags[raw] for raw in texts], dtype=np.float64))
     kind = "date" if all(_DATE.fullmatch(value) for value in present) else "text"
-    return Cells(kind, np.array(values, dtype=object))
+    return Cells(kind, np.array([found[raw] for raw in texts], dtype=object))
 
 
 def as_number(value: str | None, decimal_comma: bool = False) -> float | None:
