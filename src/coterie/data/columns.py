@@ -51,8 +51,10 @@ def profile(table: RawTable, name: str) -> Profile:
         check_finite(table, name)
         return Profile(cells.kind, n, n if cells.kind == "number" else 0, 0, frozenset(), "")
     words = [(i, word) for i, word in enumerate(cells.words) if word is not None]
-    odd = [(i, word) for i, word in words if as_number(word) is None]
-    different = sorted({word for _, word in words})[: MAX_CATEGORIES + 1]
+    found = {word for _, word in words}
+    no_numbers = {word for word in found if as_number(word) is None}
+    odd = [(i, word) for i, word in words if word in no_numbers]
+    different = sorted(found)[: MAX_CATEGORIES + 1]
     return Profile(
         cells.kind,
         n,

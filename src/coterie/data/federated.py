@@ -103,8 +103,8 @@ class RowIndex(NamedTuple):
         >>> units.index.tolist(), units.sizes.tolist(), member.tolist()
         ([0, 1, 3], [2, 1], [0, 1, 0, 2])
         """
-        pair = torch.stack([self.owner, unit.long()], 1)
-        _, code = pair.unique(dim=0, return_inverse=True)
+        found, code = unit.unique(return_inverse=True)
+        _, code = (self.owner * len(found) + code).unique(return_inverse=True)
         n, place = int(code.max()) + 1 if len(code) else 0, torch.arange(len(code))
         first = torch.full((n,), len(code)).scatter_reduce(0, code, place, "amin")
         order = first.argsort()

@@ -25,9 +25,14 @@ def number_units(table: RawTable, columns: Sequence[str]) -> np.ndarray:
     >>> number_units(read({"patient": ["p7", "p2", "p7"]}), ["patient"]).tolist()
     [0, 1, 0]
     """
-    parts = [_complete(table, name, "unit").words for name in columns]
-    numbers: dict[tuple[str | None, ...], int] = {}
-    return np.array([numbers.setdefault(u, len(numbers)) for u in zip(*parts, strict=True)], int)
+    code = np.zeros(len(table.rows), dtype=np.int64)
+    for name in columns:
+        values = _complete(table, name, "unit").values
+        plain = values if values.dtype.kind == "f" else values.astype(str)
+        found, part = np.unique(plain, return_inverse=True)
+        _, code = np.unique(code * len(found) + part.reshape(-1), return_inverse=True)
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[code]
 
 
 def pool_units(units: Sequence[np.ndarray]) -> Tensor:
