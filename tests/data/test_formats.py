@@ -222,6 +222,15 @@ def test_a_short_row_is_found_in_either_way(tmp_path):
             read_file(write(tmp_path / "a.csv", text))
 
 
+def test_new_files_are_read_as_the_first_ones(tmp_path):
+    path = write(tmp_path / "a.csv", "1,0\n-9,1\n3,0\n5,1\n")
+    data = from_folder(tmp_path, label="column_2", na_values="-9", test_fraction=0)
+    again = DataCard.from_dict(DataCard.of(data).to_dict()).encoder
+    assert again.files.na_values == ("-9",)
+    assert torch.equal(again.encode(path), data.x)
+    assert torch.equal(again.labels(path), data.y)
+
+
 def data_folder() -> Path:
     folder = Path(os.environ.get("COTERIE_DATA", "data"))
     if not (folder / "heart-disease").is_dir():

@@ -229,7 +229,7 @@ def assemble(
         name=name,
         options=None if record is None else {**record, **options.changed()},
         notes=tuple(dict.fromkeys([*filter(None, (target.note, labelled)), *said, *notes])),
-        encoder=encoder,
+        encoder=replace(encoder, files=options.format),
         unit=pooled,
         time=None if times is None else torch.as_tensor(np.concatenate(times)),
     )

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError, unknown
+from coterie.data.formats import FOUND, Format
 from coterie.data.tables import Cells, RawTable, as_number, read, to_array, to_cells
 from coterie.data.text import Words, hash_words, unpack, weigh
 
@@ -118,6 +119,8 @@ class Encoder:
         Names of the labels in the order of their codes; None if the codes are the labels.
     target_mean, target_scale
         What was taken from numbers to predict, and what they were divided by.
+    files
+        How text files are written; new files are read in the same way.
 
     >>> table = {"age": [20, 40], "ward": ["a", "b"]}
     >>> encoder = Encoder((Rule("age", "number", 30.0, 30.0, 10.0), Rule("ward", "category",
@@ -139,6 +142,7 @@ class Encoder:
     target_scale: tuple[float, ...] = ()
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
+    files: Format = FOUND
 
     @classmethod
     def of_arrays(
@@ -174,7 +178,7 @@ class Encoder:
                     f"encode: an array must have {len(self.rules)} columns: {self._names()}. It "
                     f"has shape {list(array.shape)}."
                 )
-            table = read(rows if array is None else self._columns(array))
+            table = read(rows if array is None else self._columns(array), how=self.files)
         for rule in self.rules:
             if rule.name not in table.cells:
                 raise DataError(
@@ -189,7 +193,7 @@ class Encoder:
         if isinstance(values, RawTable):
             table = values
         elif _is_table(values):
-            table = read(values)
+            table = read(values, how=self.files)
         else:
             array = to_array(values, "labels")
             table = RawTable("labels", {self.label or "y": to_cells(array)}, np.arange(len(array)))
@@ -234,7 +238,8 @@ class Encoder:
     def from_dict(cls, plain: Mapping[str, Any]) -> "Encoder":
         """The encoder from plain data."""
         rules = tuple(Rule(**_tuples(rule)) for rule in plain["rules"])
-        return cls(**{**_tuples(plain), "rules": rules})
+        files = Format(**_tuples(plain.get("files", {})))
+        return cls(**{**_tuples(plain), "rules": rules, "files": files})
 
     def _names(self) -> str:
         return ", ".join(rule.name for rule in self.rules)
@@ -244,7 +249,7 @@ class Encoder:
 
     def _array(self, rows: Any) -> Tensor:
         if isinstance(rows, RawTable) or _is_table(rows):
-            table = rows if isinstance(rows, RawTable) else read(rows)
+            table = rows if isinstance(rows, RawTable) else read(rows, how=self.files)
             if table.x is None:
                 columns = [c.values for name, c in table.cells.items() if name != "y"]
                 rows = np.stack(columns, axis=1) if columns else np.zeros((0, 0))
