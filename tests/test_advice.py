@@ -39,9 +39,25 @@ def test_groups_of_meaning():
     assert list(advice.assignment) == list(data.names)
     assert [advice.assignment[name] for name in data.names] == data.truth.tolist()
     text = str(advice)
-    assert text.startswith("3 groups (5, 5 and 5 clients). They differ in their inputs")
-    assert "Cost: one exchange, 16 B to" in text
+    assert text.startswith("3 groups (5, 5 and 5 clients). They differ in what a label means")
+    assert "Cost: 2 exchanges, 32 B to" in text
     assert "Limits: a random network" in text
+
+
+def test_inputs_are_told_from_meaning():
+    # Two groups with other inputs; then two groups with the same inputs and other labels.
+    shift = 2.0 * (torch.arange(12) % 2)[:, None, None]
+    advice = coterie.advise(labelled(EVEN, shift=shift))
+    assert (advice.n_groups, advice.evidence["inputs_differ"]) == (2, True)
+    assert "They differ in their inputs, and perhaps in what a label means." in str(advice)
+    data = labelled(EVEN)
+    for client in range(0, 12, 2):
+        rows = data.rows["train"].of_clients(torch.tensor([client])).index
+        data.y[rows] = (data.y[rows] + 1) % 4
+    advice = coterie.advise(data)
+    assert (advice.n_groups, advice.evidence["inputs_differ"]) == (2, False)
+    assert "their inputs are alike, but have other labels" in str(advice)
+    assert "Cost: 2 exchanges" in str(advice)  # the second compares inputs
 
 
 def test_groups_of_labels():

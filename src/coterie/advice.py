@@ -194,10 +194,7 @@ def _verdict(advice: Advice) -> str:
     counts = sorted((sizes.count(g) for g in set(sizes)), reverse=True)
     text = f"{k} groups ({join_words(counts)} clients). "
     if advice.kind == "meaning":
-        return text + (
-            "They differ in their inputs, or in what a label means. Whether they need a model "
-            'each, training will tell: train both ways (methods "survey" and "fedavg") and compare.'
-        )
+        return text + _meaning(found["inputs_differ"])
     overlap = found["label_overlap"]
     text += "They differ in how often each label occurs, and in nothing else. "
     if overlap is not None and overlap < APART:
@@ -208,6 +205,25 @@ def _verdict(advice: Advice) -> str:
     return text + (
         "They have many labels in common, so one model may be as good or better in the end. "
         'Train both ("survey" and "fedavg") and compare.'
+    )
+
+
+def _meaning(inputs_differ: bool | None) -> str:
+    """In what groups differ, and what follows."""
+    compare = 'train both ways (methods "survey" and "fedavg") and compare.'
+    if inputs_differ is None:
+        return (
+            "They differ in their inputs, or in what is predicted from them. Whether they need a "
+            f"model each, training will tell: {compare}"
+        )
+    if inputs_differ:
+        return (
+            "They differ in their inputs, and perhaps in what a label means. Whether they need a "
+            f"model each, training will tell: {compare}"
+        )
+    return (
+        "They differ in what a label means: their inputs are alike, but have other labels. One "
+        f"model for all would learn from contradictory labels. To see what this is worth, {compare}"
     )
 
 

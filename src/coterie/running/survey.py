@@ -67,6 +67,9 @@ def survey_clients(
             "advise: at least one client must have a loss that is a number. None has. Look for nan "
             "in the data."
         )
+    inputs = None  # without classes, inputs cannot be told from what is predicted
+    if seen.kind == "meaning" and seen.classes:
+        inputs = seeded.compare_inputs(method, fed, ids[~seen.odd], fed.key("survey"))
     names = [data.names[i] for i in ids.tolist()]
     stray = seen.n_groups is None  # no number fits: every client is a group of its own
     stays = (~seen.odd).nonzero()[:, 0].tolist()
@@ -78,11 +81,13 @@ def survey_clients(
     found = {
         "curves": [seeded.curve(*shown)._asdict()] if len(steps) else [],
         "p_values": chances,
+        "inputs_differ": None if inputs is None else inputs <= seeded.LEVEL,
+        "inputs_p_value": inputs,
         "proposal": seen.used if stray else None,
         "proposed_assignment": groups if stray else {},
         "label_overlap": _overlap(seen) if seen.kind == "labels" else None,
         "networks": seen.networks,
-        "exchanges": seen.exchanges,
+        "exchanges": seen.exchanges + (inputs is not None),
         "model": model.title,
         "max_groups": max_groups,
         "clients": len(ids),

@@ -27,7 +27,7 @@ from coterie.evidence import grouping, placing
 from coterie.evidence.gains import holm
 from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
 from coterie.evidence.placing import Groups
-from coterie.evidence.replication import Units, in_units, noise_units
+from coterie.evidence.replication import Units, compare, in_units, noise_units
 from coterie.evidence.summaries import (
     FOLDS,
     Rows,
@@ -75,7 +75,7 @@ def probe_seeded(
     seed: Tensor,
     networks: Tensor,
     *,
-    lens: Lens = "auto",
+    lens: Lens | Literal["inputs"] = "auto",
 ) -> dict[str, Tensor]:
     """Losses of networks that are drawn from a seed and not trained, by fold and class.
 
@@ -85,12 +85,15 @@ def probe_seeded(
         Its `model` is drawn; nothing else of it matters.
     lens
         "joint" keeps the label counts on the client, "conditional" does not send label shares.
+        "inputs" puts the same label on all rows, so that only inputs matter.
     """
     model: Model = method.model
     batch, classes = client.train, count_classes(method.model, client.train)
     every = torch.zeros_like(batch.mask, dtype=torch.int64)
     unit = batch.units()
-    key, by = fold(client.key, "losses"), 1 if lens == "joint" else classes
+    key, by = fold(client.key, "losses"), classes if lens in ("auto", "conditional") else 1
+    if lens == "inputs":
+        batch = batch._replace(y=torch.zeros_like(batch.y))
     label = batch.y if by > 1 else every
     if model.mixes_samples:
         part = divide_units(key, unit)
@@ -150,7 +153,12 @@ def count_classes(model: Model, batch: Batch) -> int:
 
 
 def ask(
-    method: Any, fed: Federation, ids: Ids, seed: Tensor, networks: int, lens: Lens = "auto"
+    method: Any,
+    fed: Federation,
+    ids: Ids,
+    seed: Tensor,
+    networks: int,
+    lens: Lens | Literal["inputs"] = "auto",
 ) -> tuple[Ids, Answers]:
     """Which clients answered with numbers, and their answers; none if no client did."""
     stackable = False if method.model.mixes_samples else None
@@ -259,6 +267,17 @@ def look(
         if found.confidence == 1:
             break
     return heard, found
+
+
+def compare_inputs(method: Any, fed: Federation, ids: Ids, seed: Tensor) -> float:
+    """The p-value of "the inputs of these clients are distributed alike", in one more exchange."""
+    ids, answers = ask(method, fed, ids, seed, NETWORKS, "inputs")
+    if len(ids) < 2:
+        return 1.0
+    order = fed.turns(ids, "groups", every_round=True).argsort()
+    summary, one = select(answers["joint"], order), torch.zeros_like(ids)
+    x = in_units(summary, noise_units(summary, one))
+    return p_value(torch.tensor(compare(x, summary.counts, one, fold(seed, "inputs"))[:3]))
 
 
 def _numbers(most: int) -> Iterator[int]:
