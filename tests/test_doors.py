@@ -114,7 +114,9 @@ def test_the_survey_uses_the_network_and_the_seed_that_were_set(sites, tmp_path,
 def test_the_command_line_reads_the_data_once(sites, command, monkeypatch):
     read = []
     real = readers.read_file
-    monkeypatch.setattr(readers, "read_file", lambda path: read.append(path.name) or real(path))
+    monkeypatch.setattr(
+        readers, "read_file", lambda path, *more: read.append(path.name) or real(path, *more)
+    )
     words = ["--data", sites, "--label", "ill", "--set", "run.rounds=1", "--no-compare"]
     assert command("run", *words)[0] == 0
     assert sorted(read) == [f"site-{i}.csv" for i in range(6)]
