@@ -1,4 +1,4 @@
-"""Clients as stacks: which of them run together, and their data, padded."""
+"""Stacks of clients: which clients run together, and their padded data."""
 
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
@@ -19,11 +19,11 @@ MODELS = 16 * 2**20
 DATA = 64 * 2**20
 """Bytes of data in a stack."""
 OUTPUTS = 24 * 2**20
-"""Bytes that the layers of a stack put out in one step."""
+"""Bytes of the outputs of all layers of a stack in one step."""
 
 
 def chunk_size(owner: object, source: DataSource) -> int:
-    """How many clients run as one stack, from the size of a method's models and of the data."""
+    """Number of clients in a stack, by the size of a method's models and of the data."""
     models = _parts(owner, Model)
     weights = sum(n_bytes(model.init(seed_key(0))) for model in models)
     sizes = source.sizes("train")
@@ -35,13 +35,13 @@ def chunk_size(owner: object, source: DataSource) -> int:
 
 
 def _parts(owner: object, kind: type[T]) -> list[T]:
-    """The fields of a method that are of a kind."""
+    """The fields of a method that are instances of a class."""
     values = (getattr(owner, f.name) for f in (fields(owner) if is_dataclass(owner) else ()))
     return [value for value in values if isinstance(value, kind)]
 
 
 def _outputs(model: Model, batch: Batch) -> int:
-    """Bytes that the layers of a network put out for one sample; 0 if it does not take these."""
+    """Bytes of the outputs of all layers for one sample; 0 if the network cannot take it."""
     count = 0
 
     def add(_layer: nn.Module, _inputs: object, output: object) -> None:
@@ -62,7 +62,7 @@ def _outputs(model: Model, batch: Batch) -> int:
 
 
 def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:
-    """Positions of the clients that run together, those of like size together, evenly."""
+    """Positions of the clients in each stack; stacks have clients of similar size."""
     if not len(ids):
         return []
     order = sizes[ids].argsort(descending=True, stable=True)
@@ -70,10 +70,10 @@ def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:
 
 
 class Gatherer:
-    """Gathers padded batches, and keeps them if those of all clients fit.
+    """Gathers padded batches, and keeps them if the batches of all clients fit in memory.
 
-    Keeping some of them only would pin the memory freed around them, and a scan over more clients
-    than fit never meets a batch again before it is dropped.
+    Keeping only some of them has no use: a pass over all clients would drop each batch before it
+    is needed again, and the batches that are kept would fragment the memory.
     """
 
     def __init__(self, source: DataSource, device: torch.device, budget: int = 128 * 2**20) -> None:
@@ -92,7 +92,7 @@ class Gatherer:
         if name not in self._kept:
             batch = self._gather(split, ids)
             self._left -= n_bytes(batch)
-            if self._left <= 0:  # cohorts differ, so more was kept than one pass needs
+            if self._left <= 0:  # cohorts differ, so more batches were kept than one pass needs
                 self._left += sum(n_bytes(kept) for kept in self._kept.values()) + n_bytes(batch)
                 self._kept.clear()
                 return batch
@@ -103,5 +103,5 @@ class Gatherer:
         return tree_map(lambda leaf: leaf.to(self.device), self.source.gather(split, ids))
 
     def facts(self, ids: Ids) -> Tree:
-        """What the clients know of themselves: leaves [m, ...]."""
+        """Facts of the clients: leaves [m, ...]."""
         return tree_map(lambda leaf: leaf.to(self.device), self.source.facts(ids))

@@ -1,7 +1,8 @@
-"""The first layer, where it is linear and meets the inputs as they are.
+"""Faster first layers, for linear layers that read the inputs of the network directly.
 
-Its weights move only by sums of inputs, so that training may keep one number per sample and unit
-instead (`Gram`), and all models of a bank may read the inputs together (`Wide`).
+Gradient steps change the weights of such a layer only by sums of inputs. Training may therefore
+keep one number per sample and unit instead (`Gram`), and all models of a bank may read the inputs
+together (`Wide`).
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 class Watch:
-    """Sees which layers meet the inputs of a step as they are, at most reshaped."""
+    """Records which layers read the inputs of a step directly (they may be reshaped)."""
 
     def __init__(self, x: Any) -> None:
         self.x = x if isinstance(x, Tensor) else None
@@ -19,26 +20,26 @@ class Watch:
         self.seen: list[int] = []  # ids of weights and biases
 
     def meets(self, x: Tensor) -> bool:
-        """Whether these are the inputs: same memory, same order, not written to since."""
+        """Whether `x` is the inputs: same memory, same order, and not changed since."""
         raw = self.x
         if raw is None or x.data_ptr() != raw.data_ptr() or x.numel() != raw.numel():
             return False
-        one_value = not any(raw.stride())  # a stand-in for inputs that are not read
+        one_value = not any(raw.stride())  # a placeholder for inputs that are not read
         return raw._version == self.version and (one_value or x.is_contiguous())
 
     def answers(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> bool:
-        """Whether the output of a layer comes from here; a watch only looks."""
+        """Whether this object computes the output of a layer; a `Watch` never does."""
         if self.meets(x):
             self.seen += [id(weight)] if bias is None else [id(weight), id(bias)]
         return False
 
 
 class Gram:
-    """A first layer in the space of the samples: exact for plain SGD, rounded differently.
+    """A first layer in the space of the samples: exact for plain SGD, up to rounding.
 
-    W moves by `-rate * delta^T x`, so with A the sums of `-rate * delta` of each sample,
-    `x W^T + b = Z + G A`, where Z is the output of the first weights and G = X X^T + 1 (the one
-    is the bias). A step costs n x n instead of n x d, and W = W0 + A^T X is written at the end.
+    A step changes W by `-rate * delta^T x`. With A the sums of `-rate * delta` of each sample,
+    `x W^T + b = Z + G A`, where Z is the output of the initial weights and G = X X^T + 1 (the one
+    is for the bias). A step costs n x n instead of n x d. At the end, W = W0 + A^T X.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Gram:
         weight: Tensor,  # [s, h, d]
         bias: Tensor | None,  # [s, h]
         products: Tensor,  # [s, n, n]  X X^T
-        start: Tensor | None = None,  # [s, n, h]  Z, if somebody made it already
+        start: Tensor | None = None,  # [s, n, h]  Z, if it is already known
     ) -> None:
         self.x, self.weight, self.bias, self.products = x, weight, bias, products
         if start is None:
@@ -77,7 +78,7 @@ def products(x: Tensor) -> Tensor:
 
 
 class GramStep(Watch):
-    """One step of a `Gram`: answers for the layer, and takes its step in the backward pass."""
+    """One step of a `Gram`: computes the layer, and updates it in the backward pass."""
 
     def __init__(
         self, gram: Gram, x: Tensor, rows: Tensor | None, clients: int, rate: float
@@ -118,7 +119,7 @@ class GramStep(Watch):
 
 
 class Wide:
-    """The first layers of a bank side by side: the inputs are read once for all models."""
+    """The first layers of a bank as one layer: the inputs are read once for all models."""
 
     def __init__(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> None:
         k, h, _ = weights.shape

@@ -1,4 +1,4 @@
-"""How stacks of clients are trained and probed; every kernel equals the reference to rounding."""
+"""Training and probing stacks of clients; every kernel equals the reference up to rounding."""
 
 import functools
 import hashlib
@@ -18,31 +18,40 @@ from coterie.core.training import LocalSGD
 from coterie.core.tree import Params, Tree, leaves, named_leaves, row, tree_map
 from coterie.engines.stacking.first import Gram, products
 from coterie.engines.stacking.probes import Probes
-from coterie.engines.stacking.steps import Alone, Now, Step, Twinned, Vmapped, Work, nowhere, walk
+from coterie.engines.stacking.steps import (
+    Alone,
+    Now,
+    Step,
+    Twinned,
+    Vmapped,
+    Work,
+    replace_by_nan,
+    walk,
+)
 from coterie.engines.stacking.twins import NoTwin, twin_of
 
 Path = Literal["auto", "gram", "twins", "vmap", "loop"]
 
 GRAM = 64 * 2**20
-"""Bytes of products of inputs that are kept from round to round; where more would be, none are."""
+"""Bytes of products of inputs that may be kept between rounds; if they need more, none is kept."""
 REMEMBERED = 100
-"""Choices a run writes down: a loss that is made anew each round is tried anew each time."""
+"""Largest number of choices that a run saves; a loss that is created in every round makes many."""
 HEAVY = 50_000
-"""Weights from which on convolutions are bound by their products, not by calls."""
+"""With at least this number of weights, the time of convolutions is arithmetic, not calls."""
 CROWDED = 1_000_000
-"""Numbers that a client's convolutions put out in a step, above which a heavy network trains one
-client at a time. `benchmarks/kernel_rule.py`, one core, six networks of 50,000 to 1,700,000
-weights: below, a stack is as fast or up to 1.6 times as fast; above, single clients are, up to
-1.6 times."""
+"""If the convolutions of a client have more outputs than this in a step, a heavy network trains one
+client at a time. Measured by `benchmarks/kernel_rule.py` on one core, with six networks of 50,000
+to 1,700,000 weights: below, a stack is as fast or up to 1.6 times faster; above, single clients
+are as fast or up to 1.6 times faster."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How a training runs; a run writes it down and resumes with it."""
+    """How a training runs; a run saves it and resumes with it."""
 
     path: Path
-    stepping: tuple[bool, ...] = ()  # leaves that layers step in backward
-    first: tuple[int, ...] = ()  # leaves of a first layer held in the space of the samples
+    stepping: tuple[bool, ...] = ()  # leaves that layers update in the backward pass
+    first: tuple[int, ...] = ()  # leaves of a first layer computed in the space of the samples
     blind: bool = False  # only that layer reads the inputs
     why: str = ""
 
@@ -54,7 +63,7 @@ def _choice(**plain: Any) -> KernelChoice:
 
 
 class OneByOne(Exception):
-    """A training that is faster, or only possible, one client after the other."""
+    """A training that is faster, or only possible, one client at a time."""
 
 
 _REFUSALS = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
@@ -63,16 +72,16 @@ _REFUSALS = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueErro
 class Stacked:
     """All clients of a stack step together.
 
-    Networks whose layers all have a twin run as one network of stacked weights. Before a loss is
-    trusted to that, three steps are compared with `vmap` of the gradient, which most losses can
-    take. What neither can do is trained one client after the other, after one warning.
+    Networks whose layers all have a twin run as one network of stacked weights. Before this is used
+    for a loss, three steps are compared with `vmap` of the gradient, which works for most losses.
+    If neither works, clients are trained one at a time, with a warning.
 
     Parameters
     ----------
     path
-        "auto", or the one way to train, where it is possible: "gram", "twins", "vmap", "loop".
+        "auto", or one kernel where it is possible: "gram", "twins", "vmap", "loop".
     choices
-        What an earlier part of the run chose.
+        Kernels that an earlier part of the run chose.
     """
 
     def __init__(self, path: Path = "auto", choices: Mapping[str, Any] | None = None) -> None:
@@ -89,7 +98,7 @@ class Stacked:
         self._chunk: tuple[Hashable, Any] = (None, None)
 
     def serves(self, name: Hashable, x: Any) -> None:
-        """Whose inputs the coming work is on, so that what follows from them alone is kept."""
+        """Announce the inputs of the next work, so that values that depend on them can be kept."""
         self._chunk = (name, x)
         self._probes.forget()
 
@@ -101,12 +110,12 @@ class Stacked:
         except OneByOne:
             return self._loop.fit(fit, stacked)
         except (RuntimeError, NotImplementedError) as error:
-            trained = self._loop.fit(fit, stacked)  # if this fails too, its error is the better one
+            trained = self._loop.fit(fit, stacked)  # if this fails, too, its error is clearer
             self._warn(fit.losses, error)
             return trained
 
     def _stepper(self, fit: Fit, params: Tree, work: Work, first: Now, rate: float) -> Step:
-        """The fastest way to take this fit's steps."""
+        """The fastest way to compute the steps of this fit."""
         if fit.direction is not None:
             return Vmapped(fit, params)
         signature, holds = _signature(fit, params)
@@ -126,30 +135,30 @@ class Stacked:
         return Twinned(fit, params, self._network, list(choice.stepping))
 
     def _name_anew(self, fit: Fit, params: Tree) -> str:
-        """A name that is the same when the run is resumed; losses that look alike are numbered."""
+        """A name that is the same in a resumed run; losses with the same name are numbered."""
         name = _name(fit, params)
         self._alike[name] += 1
         return name if self._alike[name] == 1 else f"{name} #{self._alike[name]}"
 
     def _choose(self, fit: Fit, params: Tree, work: Work, first: Now, rate: float) -> KernelChoice:
-        """Three steps by twins against as many by `vmap`; then what is faster for these shapes."""
+        """Compare three steps by twins and by `vmap`; then choose the faster one for the shapes."""
         local = fit.local
         plain = local.optimizer == "sgd" and not local.momentum and not local.weight_decay
         failed = None
         try:
-            expected = _three(lambda now: Vmapped(fit, params), local, first, rate)
+            expected = _take_three_steps(lambda now: Vmapped(fit, params), local, first, rate)
         except _REFUSALS as error:
             failed = error
-            expected = _three(lambda now: Alone(fit, params), local, first, rate)
+            expected = _take_three_steps(lambda now: Alone(fit, params), local, first, rate)
         if failed is None and self.path == "vmap":
             return KernelChoice("vmap", why="asked for")
         twinned = Twinned(fit, params, self._network, look=True)
         try:
             twinned(_copy(first), local.start(first.trained), rate)
             twinned.look = False
-            if plain and fit.penalty is None:  # the first step showed which layers can do so
+            if plain and fit.penalty is None:  # the first step showed which layers can do this
                 twinned.stepping = twinned.used_once
-            end = _three(lambda now: twinned, local, first, rate)
+            end = _take_three_steps(lambda now: twinned, local, first, rate)
             why = "" if _agree(end, expected) else "stacked steps differ from single clients'"
         except (NoTwin, *_REFUSALS) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -169,7 +178,7 @@ class Stacked:
         for blind in (True, False):
             held = replace(choice, first=found, blind=blind)
             make = functools.partial(self._hold_first, fit, params, held, work)
-            if _agree(_three(make, local, first, rate), expected):
+            if _agree(_take_three_steps(make, local, first, rate), expected):
                 return held
         return choice
 
@@ -181,7 +190,7 @@ class Stacked:
         return Twinned(fit, params, self._network, stepping, gram, choice.blind)
 
     def _pays(self, choice: KernelChoice, work: Work) -> bool:
-        """Gram form: at least two passes over fewer samples than inputs."""
+        """Whether the Gram form is faster: at least two passes, and fewer samples than inputs."""
         if not choice.first:
             return False
         n, d = work.batch.mask.shape[1], work.batch.x[0, 0].numel()
@@ -202,7 +211,7 @@ class Stacked:
         if name not in self._products:
             made = products(x)
             self._room -= made.nbytes
-            if self._room < 0:  # a scan over more than fits never meets one again
+            if self._room < 0:  # a pass over all clients would drop each one before its next use
                 self._products.clear()
                 return made
             self._products[name] = made
@@ -240,12 +249,15 @@ class Stacked:
         }
 
 
-def _three(make: Callable[[Now], Step], local: LocalSGD, first: Now, rate: float) -> list[Tensor]:
-    """Where three steps on the first batch lead."""
+def _take_three_steps(
+    make: Callable[[Now], Step], local: LocalSGD, first: Now, rate: float
+) -> list[Tensor]:
+    """The parameters after three steps on the first batch."""
     now = _copy(first)
     step, state = make(now), local.start(now.trained)
     if step.blind:
-        now = now._replace(batch=now.batch._replace(x=nowhere(now.batch.x, now.batch.mask.shape)))
+        nan = replace_by_nan(now.batch.x, now.batch.mask.shape)
+        now = now._replace(batch=now.batch._replace(x=nan))
     for _ in range(3):
         now = now._replace(fixed=step(now, state, rate))
     step.finish()
@@ -257,7 +269,7 @@ def _copy(now: Now) -> Now:
 
 
 def _signature(fit: Fit, params: Tree) -> tuple[Hashable, tuple[object, ...]]:
-    """A name for fits that run alike (code, options, shapes), and the objects it is made of."""
+    """A key for fits that run the same way (code, options, shapes), and the objects in it."""
     codes = [getattr(getattr(f, "__func__", f), "__code__", f) for f in (fit.losses, fit.penalty)]
     cells = getattr(fit.losses, "__closure__", None) or ()
     holds = (getattr(fit.losses, "__self__", None), *(cell.cell_contents for cell in cells))
@@ -287,5 +299,5 @@ def _agree(ends: list[Tensor], expected: list[Tensor]) -> bool:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     tolerance = 1e-9 if a.dtype == torch.float64 else 1e-4
-    # Diverged clients diverge alike; what a run resumes with must not depend on them.
+    # Clients that diverge do so in both ways; the choice must not depend on them.
     return a.shape == b.shape and torch.allclose(a, b, tolerance, tolerance, equal_nan=True)

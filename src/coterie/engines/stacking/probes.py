@@ -19,9 +19,9 @@ from coterie.engines.stacking.side_by_side import SideBySide
 class Probes:
     """Runs the rows of all clients of a stack as one batch, model by model.
 
-    Small convolutional networks run side by side. A linear first layer that meets the inputs as
-    they are does so for all models at once, and what it gave is kept for the training that follows
-    (`start`).
+    Small convolutional networks run as one wide network. A linear first layer that reads the inputs
+    directly is computed for all models at once, and its outputs are kept for the training that
+    follows (`start`).
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Probes:
         self._abreast = SideBySide()
 
     def forget(self) -> None:
-        """The next chunk has other data."""
+        """Drop what was kept, because the next chunk has other data."""
         self._wide = None
 
     def start(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Outputs of a first layer on all rows, [s, n, h], where a probe has made them."""
+        """Outputs of a first layer on all rows, [s, n, h], if a probe has computed them."""
         return None if self._wide is None else self._wide.start(x, weight, bias)
 
     def __call__(self, losses: Losses, bank: Params, batch: Batch, each: bool = False) -> Tensor:
@@ -82,7 +82,7 @@ class Probes:
         return Wide(rows.x.flatten(1), bank[names[0]], bias)
 
     def _find(self, model: Model, params: Params, rows: Batch) -> tuple[str, str | None] | None:
-        """Names of the weights that meet the inputs as they are, if that is one layer, once."""
+        """Names of the weights of the only layer that reads the inputs directly, if any."""
         if not any(type(layer) is nn.Linear for layer in model.evaluating_network.modules()):
             return None
         few = tree_map(lambda leaf: leaf[:2], rows)
@@ -107,23 +107,23 @@ class Probes:
 
 
 PIECE = 256
-"""Images that go through convolutions together: their activations stay in the cache."""
+"""Number of images in one pass of convolutions, so that their activations stay in the cache."""
 
 
 def _in_pieces(losses: Losses, model: Params, rows: Batch) -> Tensor:
-    """Losses of images, some at a time, in the layout that convolutions are fastest in."""
+    """Losses of images, some at a time, in the layout in which convolutions are fastest."""
     pieces = [rows.part(start, PIECE) for start in range(0, len(rows.mask), PIECE)]
     fast = tree_map(channels_last, model)
     try:
         return torch.cat([losses(fast, p._replace(x=channels_last(p.x))) for p in pieces])
-    except RuntimeError as error:  # a network may view what is laid out otherwise
+    except RuntimeError as error:  # the network may need the usual layout for a view
         if "view size is not compatible" not in str(error):
             raise
         return torch.cat([losses(model, piece) for piece in pieces])
 
 
 class Known(Watch):
-    """The output of one layer on all inputs, made before."""
+    """The output of one layer on all inputs, computed before."""
 
     def __init__(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         super().__init__(x)
@@ -138,7 +138,7 @@ class Known(Watch):
 
 
 class FirstLinear(nn.Module):
-    """A linear layer that asks whether its output is known."""
+    """A linear layer that first checks whether its output is known."""
 
     weight: Tensor
     bias: Tensor | None

@@ -1,8 +1,8 @@
-"""Small convolutional networks of a bank, side by side.
+"""Small convolutional networks of a bank as one wide network.
 
-Model j owns the j-th share of the channels of one wide network, so an image is read once for all of
-them, and a first layer of six channels, which fills a third of a vector register, fills several.
-ReLU and pooling treat channels alike and run unchanged.
+Model j has the j-th part of the channels of the wide network, so an image is read once for all
+models. Vector registers are also used better: a first layer of six channels fills only a third of
+one. ReLU and pooling treat all channels alike and run unchanged.
 """
 
 import copy
@@ -19,9 +19,9 @@ from coterie.core.tree import Params, leaves, row
 from coterie.engines.stacking.mode import probing
 
 LIGHT = 50_000
-"""Weights up to which a network is bound by calls and vector width, not by its products."""
+"""Up to this number of weights, the time of a network is calls and vector width, not arithmetic."""
 ABREAST = 8
-"""Models side by side; with more, activations of a piece leave the cache."""
+"""Number of models in a wide network; with more, activations do not fit in the cache."""
 PIECE = 64
 """Images that go through the wide network together."""
 
@@ -29,15 +29,15 @@ PIECE = 64
 class SideBySide:
     """Outputs of a bank of small convolutional networks.
 
-    A network that does more with its channels than these layers know gives other outputs, or an
-    error. Both are found on the first images it sees; it then runs model by model.
+    A network that mixes channels in other ways gives wrong outputs or an error. Both are detected
+    on the first images; such a network then runs model by model.
     """
 
     def __init__(self) -> None:
         self._networks: dict[Model, Network | None] = {}
 
     def losses(self, model: Model, bank: Params, rows: Batch) -> Tensor | None:
-        """Losses of every model on every image: [k, rows]; None: not for this network."""
+        """Losses of every model on every image: [k, rows]; None if this network cannot be used."""
         k = len(leaves(bank)[0])
         if k == 1 or not isinstance(rows.x, Tensor):
             return None
@@ -76,7 +76,7 @@ def _outputs(model: Model, network: Network, bank: Params, x: Tensor) -> Tensor:
 
 
 def _same(model: Model, network: Network, bank: Params, rows: Batch) -> bool:
-    """Whether the wide network gives what the models give one by one."""
+    """Whether the wide network gives the same outputs as the models one by one."""
     few = rows.part(0, 3)
     try:
         wide = _outputs(model, network, bank, few.x)
@@ -135,7 +135,7 @@ class WideLinear(WideLayer):
         weight, bias = self.weight, self.bias
         k, _, width = weight.shape
         if x.ndim != 2 or x.shape[1] != k * width:
-            raise ValueError("not side by side")
+            raise ValueError("the network mixes the channels of its models")
         rows = x.unflatten(1, (k, width)).movedim(1, 0)  # [k, b, i]
         out = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
         return out.movedim(0, 1).flatten(1)

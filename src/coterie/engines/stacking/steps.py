@@ -1,4 +1,4 @@
-"""Steps of a stack of clients: the rows of each, and two ways to take them."""
+"""Training steps of a stack of clients: the rows of each step, and ways to compute it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Optimizer: TypeAlias = dict[str, list[Tensor]]
 
 
 class Now(NamedTuple):
-    """Where the clients of a stack are: every leaf has a row for each."""
+    """The present step of a stack: every leaf has a row for each client."""
 
     trained: list[Tensor]
     fixed: list[Tensor]
@@ -33,9 +33,9 @@ class Now(NamedTuple):
 
 
 class Step(Protocol):
-    """One step of all clients of a stack: moves `trained` in place, gives the new buffers."""
+    """One step of all clients of a stack: changes `trained` in place, returns the new buffers."""
 
-    blind: bool  # inputs are not looked at, so they need not be gathered
+    blind: bool  # inputs are not read, so they need not be gathered
 
     def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]: ...
 
@@ -69,7 +69,7 @@ class Work:
 
     @property
     def passes(self) -> float:
-        """How often the first client goes over its data."""
+        """Number of passes of the first client over its data."""
         n = max(int(self.batch.mask[0].sum()), 1)
         return int(self.totals[0]) if self.rows is None else int(self.small[1][0].sum()) / n
 
@@ -77,7 +77,7 @@ class Work:
         """Batch of a step, its shares and its rows; NaN in place of inputs that are not read."""
         if self.rows is None:
             batch = _head(self.batch, active)
-            x = batch.x if inputs else nowhere(batch.x, batch.mask.shape)
+            x = batch.x if inputs else replace_by_nan(batch.x, batch.mask.shape)
             return batch._replace(x=x), self.share[:active], None
         shape = self.flat[:active, t].shape
         index = self.flat[:active, t].reshape(-1)
@@ -87,18 +87,18 @@ class Work:
                 self.batch.x,
             )
         else:
-            x = nowhere(self.batch.x, shape)
+            x = replace_by_nan(self.batch.x, shape)
         y, mask, weight = (leaf[:active, t] for leaf in self.small)
         return Batch(x, y, mask, weight), self.share[:active, t], index
 
 
-def nowhere(x: Tensor, shape: Any) -> Tensor:
-    """NaN in the place of inputs: a layer that reads them after all gives itself away."""
+def replace_by_nan(x: Tensor, shape: Any) -> Tensor:
+    """NaN in place of inputs that should not be read, so that reading them is noticed."""
     return x.new_full((), torch.nan).expand(*shape, *x.shape[2:])
 
 
 def _head(tree: Tree, active: int) -> Tree:
-    # Optimiser counters are 0-d and common to all.
+    # Optimiser counters are 0-d and the same for all clients.
     return tree_map(lambda leaf: leaf[:active] if leaf.ndim else leaf, tree)
 
 
@@ -125,7 +125,7 @@ def _schedule(
 
 
 def walk(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Work, Now, float], Step]) -> Tree:
-    """The whole training of a stack; clients that have finished leave it."""
+    """The whole training of a stack; clients that have finished are removed from it."""
     local = fit.local
     params, batch, key, round, given = stacked
     s = stack_size(stacked)
@@ -136,14 +136,14 @@ def walk(fit: Fit, stacked: Tree, choose: Callable[[Fit, Tree, Work, Now, float]
     if not int(totals.max()):
         return params
     order = None
-    if bool((totals != totals[0]).any()):  # most work first, so that clients leave at the end
+    if bool((totals != totals[0]).any()):  # most steps first, so that clients leave from the end
         order = totals.argsort(descending=True, stable=True)
         totals = totals[order]
         params, batch, key, given = tree_map(
             lambda leaf: leaf.index_select(0, order), (params, batch, key, given)
         )
     work = Work(local, batch, key, totals)
-    # Moved in place from here on; buffers are replaced, and copied back when clients leave.
+    # Changed in place from here on; buffers are replaced, and copied back when clients leave.
     whole, buffers = ([leaf.clone() for leaf in leaves] for leaves in part(params))
     trained, fixed = whole, buffers
     state, rate, active = local.start(trained), local.rate(round), s
@@ -202,7 +202,7 @@ class Vmapped:
 
 
 class Alone:
-    """One client at a time, each by its own gradient: what is right where all else fails."""
+    """One client at a time, each by its own gradient; used where nothing else works."""
 
     blind = False
 
@@ -233,8 +233,8 @@ class Alone:
 class Twinned:
     """One network of stacked weights; the sum of the clients' objectives has all their gradients.
 
-    Where the optimiser is plain SGD, layers take their step in the backward pass (`stepping`), and
-    a first layer may be held in the space of the samples (`gram`).
+    With plain SGD, layers update their weights in the backward pass (`stepping`), and a first layer
+    may be computed in the space of the samples (`gram`).
     """
 
     def __init__(
@@ -250,9 +250,9 @@ class Twinned:
         self.fit, self.params, self.network = fit, params, network
         self.stepping = stepping or [False] * len(part(params)[0])
         self.gram, self.blind, self.look = gram, blind, look
-        self.used_once: list[bool] = []  # leaves of layers that can step, after a step
-        self.first: list[int] = []  # leaves of the layer that met the inputs as they are
-        self.convolved = 0  # numbers that a client's convolutions put out in a step
+        self.used_once: list[bool] = []  # leaves of layers that can update themselves
+        self.first: list[int] = []  # leaves of the layer that reads the inputs directly
+        self.convolved = 0  # number of outputs of a client's convolutions in a step
 
     def __call__(self, now: Now, state: Optimizer, rate: float) -> list[Tensor]:
         trained, fixed, batch, share, key, given, rows = now
@@ -302,7 +302,7 @@ class Twinned:
             rest = [leaf for leaf, own in zip(trained, stepping, strict=True) if not own]
             local.move(rest, slopes, state, rate)
         if self.look and watch is not None:
-            # Weights used twice must wait for both gradients, so they do not step in backward.
+            # Weights that are used twice need both gradients, so they are not updated in backward.
             counts = Counter(map(id, mode.used))
             self.used_once = [counts[id(leaf)] == 1 for leaf in moved]
             self.convolved = mode.convolved // clients
@@ -313,6 +313,6 @@ class Twinned:
         return [renewed.get(id(leaf), leaf) for leaf in fixed]
 
     def finish(self) -> None:
-        """Weights that were held in the space of the samples are written out."""
+        """Write the weights of a layer that was computed in the space of the samples."""
         if self.gram is not None:
             self.gram.finish()

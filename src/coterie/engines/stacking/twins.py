@@ -1,8 +1,8 @@
-"""Stacked twins: layers that hold the weights of many clients.
+"""Stacked twins: layers with the weights of many clients.
 
-Activations stay client-major, `[clients x batch, ...]`, so a network's own `forward`, ReLU, pooling
-and reshapes run unchanged; only layers with weights know of clients. A twin keeps the names of the
-layer it stands for.
+Activations are ordered by client, `[clients x batch, ...]`, so a network's own `forward`, ReLU,
+pooling and reshapes run unchanged. Only layers with weights treat clients separately. A twin has
+the same parameter names as the layer that it replaces.
 """
 
 import copy
@@ -25,7 +25,7 @@ class NoTwin(Exception):
 
 
 class Twin(nn.Module):
-    """A layer with the same names, holding a row of weights per client."""
+    """A layer with the same parameter names and a row of weights per client."""
 
     weight: Tensor
     bias: Tensor
@@ -59,7 +59,7 @@ class LinearTwin(Twin):
 
 
 class Answered(torch.autograd.Function):
-    """A first layer that is held elsewhere: see `first.GramStep`."""
+    """A first layer that another object computes: see `first.GramStep`."""
 
     @staticmethod
     def forward(ctx: Any, first: Any, anchor: Tensor) -> Any:
@@ -73,9 +73,9 @@ class Answered(torch.autograd.Function):
 
 
 class LinearStep(torch.autograd.Function):
-    """A linear layer whose backward pass takes the gradient step of the weights it is told to.
+    """A linear layer whose backward pass makes the gradient step of some of its weights.
 
-    Their gradient is never written; all other weights get theirs, laid out as they are.
+    The gradient of these weights is never stored; all other weights get a gradient as usual.
     """
 
     @staticmethod
@@ -113,7 +113,7 @@ class LinearStep(torch.autograd.Function):
 
 
 class ConvTwin(Twin):
-    """One call per client: a grouped convolution is no faster, and loses the fast layout."""
+    """One call per client: a grouped convolution is no faster, and needs another layout."""
 
     def forward(self, x: Tensor) -> Any:
         mode, like, bias = stack_mode(), self.like[0], getattr(self, "bias", None)
@@ -133,7 +133,7 @@ class ConvTwin(Twin):
 
 
 class ConvStep(torch.autograd.Function):
-    """A convolution of many clients as one node, whose backward pass may take the step."""
+    """A convolution of many clients as one node, whose backward pass may update the weights."""
 
     @staticmethod
     def forward(
@@ -203,7 +203,7 @@ class BatchNormTwin(Twin):
         return out.flatten(0, 1)
 
     def _whole(self, x: Tensor, mode: Any) -> Tensor:
-        """No padding anywhere: each client's rows through torch's own kernel, as alone."""
+        """Without padding: the rows of each client by torch's own kernel, as for one client."""
         weight, bias = (getattr(self, name, None) for name in ("weight", "bias"))
         parts = [
             self.like[0].whole(
@@ -226,7 +226,7 @@ class BatchNormTwin(Twin):
 
 
 class NormTwin(Twin):
-    """Layer and group norm: normalise every sample, then each client's own scale and shift."""
+    """Layer and group norm: normalise every sample, then apply each client's scale and shift."""
 
     def forward(self, x: Tensor) -> Any:
         like, weight = self.like[0], getattr(self, "weight", None)
@@ -286,11 +286,11 @@ TWINS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
 
 
 STEPPING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
-"""Layers whose twins can take the step of plain SGD in their backward pass."""
+"""Layers whose twins can make the step of plain SGD in their backward pass."""
 
 
 class OwnTwin(Twin):
-    """A layer without a twin of its own: run for each client in turn, in the stacked network."""
+    """Replaces a layer without a twin; runs the layer for each client in turn."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         clients, names = current_mode().clients, list(self._parameters)
@@ -310,7 +310,7 @@ def _rows_of(value: Any, c: int, clients: int) -> Any:
 
 
 def twin_of(model: Model) -> Network:
-    """The network of a model with every layer that has weights swapped for its twin."""
+    """The network of a model, in which every layer with weights is replaced by its twin."""
     network = copy.deepcopy(model.training_network)
     swapped: dict[nn.Module, nn.Module] = {}
     own: list[str] = []
@@ -334,7 +334,7 @@ def twin_of(model: Model) -> Network:
 
 
 def _twin(layer: nn.Module) -> nn.Module | None:
-    """The twin of a layer; None: it has none, or needs none."""
+    """The twin of a layer; None if it has none, or needs none."""
     make = TWINS.get(type(layer))
     special = isinstance(layer, nn.Embedding) and _special(layer)
     if make is not None and not special:
