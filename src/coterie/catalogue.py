@@ -44,6 +44,7 @@ WHEN = {
     "fesem": "if you know the number of groups and their trained models are far apart.",
     "pacfl": "if groups differ in inputs of one size; it does not see differences in labels.",
     "flexcfl": "if you know the number of groups and a short training tells them apart.",
+    "oneshot": "if a linear model of the raw inputs already differs between groups.",
     "survey": "if groups differ clearly (inputs, meanings or label shares): one cheap exchange.",
     "census": "if you expect groups; their number may be unknown (max_groups), even one.",
     "clove": "to compare with the paper; the number of groups may be unknown (max_groups).",

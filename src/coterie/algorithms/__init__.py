@@ -23,6 +23,7 @@ from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.kfed import KFed
 from coterie.algorithms.local_only import LocalOnly
 from coterie.algorithms.mosaic import Mosaic
+from coterie.algorithms.oneshot import OneShot
 from coterie.algorithms.pacfl import PACFL
 from coterie.algorithms.per_fedavg import PerFedAvg
 from coterie.algorithms.survey import Survey
@@ -52,6 +53,7 @@ __all__ = [
     "KFed",
     "LocalOnly",
     "Mosaic",
+    "OneShot",
     "PerFedAvg",
     "Survey",
 ]
