@@ -63,7 +63,7 @@ class State(NamedTuple):
     variances: Annotated[Tensor, Fill(1)]  # [clients, slots, ...]
     members: PerClient  # [clients, slots]  group of each component
     groups: Groups
-    merges: Tensor  # merges so far; each numbers the groups anew
+    merges: Tensor  # number of merges so far; each renumbers the groups
     curve: Tensor  # [p, 3]  number of groups, criterion, cost of the merge
     gap: Tensor  # criterion of the runner-up minus that of the chosen number
 

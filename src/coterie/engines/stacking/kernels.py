@@ -120,7 +120,7 @@ class Stacked:
             return Vmapped(fit, params)
         signature, holds = _signature(fit, params)
         if signature not in self._trusted:
-            name = self._name_anew(fit, params)
+            name = self._choose_name(fit, params)
             choice = self.choices.get(name) or self._choose(fit, params, work, first, rate)
             self._trusted[signature] = (choice, holds)
             if len(self.choices) < REMEMBERED:
@@ -134,7 +134,7 @@ class Stacked:
             return self._hold_first(fit, params, choice, work, first)
         return Twinned(fit, params, self._network, list(choice.stepping))
 
-    def _name_anew(self, fit: Fit, params: Tree) -> str:
+    def _choose_name(self, fit: Fit, params: Tree) -> str:
         """A name that is the same in a resumed run; losses with the same name are numbered."""
         name = _name(fit, params)
         self._alike[name] += 1
