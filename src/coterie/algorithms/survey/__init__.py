@@ -164,7 +164,7 @@ class Survey(Algorithm):
             if answers:
                 statistic = STATISTICS[int(state.statistic)]
                 found = seeded.place(answers[statistic], state.known)
-        placed = common.place_clients(state.assignment, ids, heard, *found, refusal=1.0)
+        placed = common.place_clients(state.assignment, ids, heard, *found, seeded.REFUSAL)
         fits = placed[1].fits & (state.odd[ids] == 0)
         return state._replace(assignment=placed[0]), placed[1]._replace(fits=fits)
 

@@ -45,6 +45,8 @@ NETWORKS = 16
 """Number of networks to begin with."""
 MOST_NETWORKS = 64
 """Number of networks at which a survey ends in any case."""
+REFUSAL = 1.5
+"""Refuse a client whose score exceeds this: one in 4,000 of those that belong to a group."""
 MANY = 1_000
 """Number of clients among which groups are looked for; further clients are placed in them."""
 LEVEL = SPLIT + ODD + TOTAL  # of the three tests together
@@ -417,9 +419,9 @@ def keep_groups(summary: Summary, labels: Tensor, odd: Tensor) -> Groups:
 
 
 def place(answers: Summary, known: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """Group, margin and score of clients; a score above 1 fits no group.
+    """Group, margin and score of clients; a score above `REFUSAL` fits no group.
 
-    The score is the deviation from the group in units of the largest that a member may have.
+    The score is the deviation from the group in units of what one member in a hundred exceeds.
     """
     found = placing.place(answers, known)
     p = found.p.gather(1, found.group[:, None])[:, 0].clamp(min=1e-300)
