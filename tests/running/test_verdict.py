@@ -176,6 +176,16 @@ def test_it_is_provisional_while_a_way_improves(by_round, falls):
     assert ("Provisional" in verdict.sentence) is falls
 
 
+def test_a_gain_that_more_rounds_would_make_up_for_decides_nothing():
+    # One model falls by 10 % per round: five more rounds are worth .5 (1 - .9^5) = .205.
+    pace = (9, 1.0), (10, 0.9)
+    found = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=pace)
+    assert found["recommendation"] == "undecided"
+    assert "5 more rounds at its present pace are worth 0.205" in Verdict.of(found).reasons
+    found = decide([0.5] * 8, [0.2] * 8, [0.9] * 8, by_round=pace)
+    assert found["recommendation"] == "groups"
+
+
 def test_a_loss_that_rises_again_is_said():
     by_round = (5, 0.5), (10, 0.6)
     verdict = Verdict.of(decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round))

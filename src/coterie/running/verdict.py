@@ -108,7 +108,29 @@ def judge(
     mean, covariance = _moments(losses[:, asked], real[asked])
     kept = Losses(used, mean, covariance, rows[asked])
     said = recommend(kept, n_groups if not method else max(n_groups, 2))
-    return found | _weigh(said, [found["clients"][i] for i in asked.nonzero()[:, 0].tolist()])
+    ahead = _ahead(said, found["falls"].get("one", 0.0), float(found["ways"]["one"][0]))
+    if ahead:
+        said = said._replace(choice="undecided", most=None)
+    said_of = _weigh(said, [found["clients"][i] for i in asked.nonzero()[:, 0].tolist()])
+    return found | said_of | ({"why": ahead} if ahead else {})
+
+
+def _ahead(said: Recommendation, fall: float, loss: float) -> str:
+    """Why a gain over one model may be a matter of time; empty if it is not.
+
+    One model learns from all clients and needs more rounds. If a few more of them are worth more
+    than the gain of the recommended way, nothing is known yet.
+    """
+    if said.most in (None, "one"):
+        return ""
+    gain = said.per_client[f"{said.most} over one"].mean
+    more = loss * (1 - (1 - fall) ** LAST)
+    if gain >= more:
+        return ""
+    return (
+        f"One model for all still improves: {LAST} more rounds at its present pace are worth "
+        f"{more:.3f}, and the gain over it is {gain:.3f}. Train for more rounds."
+    )
 
 
 def _stack(
