@@ -1,4 +1,4 @@
-"""Unlabelled samples in several places: how many kinds are there, and what does each client hold?"""
+"""Unlabelled samples in several places: how many kinds are there, and who holds which?"""
 
 import coterie
 from coterie.data import mixture_tight

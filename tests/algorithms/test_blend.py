@@ -103,10 +103,12 @@ def test_one_component_is_fedavg():
     # By hand: all clients train both models on all their samples, weighted alike (60 each).
     number = {"name": "train_experts"}
     key = fold(fed.run_key, "client", 2, number["name"], 0)
+    local = fold(fed.run_key, "client", 2, "update", 0)  # of local training, for every method
     trained = []
     for i in range(4):
-        client = row(fed._client(_call(key), torch.tensor([i]), {}), 0)
-        client = client._replace(key=fold(key, fed._name_keys[i]))
+        client = row(fed._client(_call(key, local), torch.tensor([i]), {}), 0)
+        name_key = fed._name_keys[i]
+        client = client._replace(key=fold(key, name_key), local_key=fold(local, name_key))
         trained.append(
             (
                 WORK(client, row(state.vaes, 0), method.vae.losses),
@@ -119,10 +121,10 @@ def test_one_component_is_fedavg():
             assert torch.allclose(bank[name][0], leaf, atol=1e-9), name
 
 
-def _call(key):
+def _call(key, local_key):
     from types import SimpleNamespace
 
-    return SimpleNamespace(key=key)
+    return SimpleNamespace(key=key, local_key=local_key)
 
 
 def test_a_lost_reply_leaves_the_others_mean():

@@ -194,9 +194,12 @@ def test_parts_side_by_side_equal_parts_in_turn():
     fed.begin(1)
     _, reply = fed.map(method.train_experts, state.vaes, state.experts, to=torch.arange(5))
     key = fold(fed.run_key, "client", 1, "train_experts", 0)
+    local = fold(fed.run_key, "client", 1, "update", 0)  # of local training, for every method
+    call = SimpleNamespace(key=key, local_key=local)
     for i in range(5):
-        client = row(fed._client(SimpleNamespace(key=key), torch.tensor([i]), {}), 0)
-        client = client._replace(key=fold(key, fed._name_keys[i]))
+        client = row(fed._client(call, torch.tensor([i]), {}), 0)
+        name_key = fed._name_keys[i]
+        client = client._replace(key=fold(key, name_key), local_key=fold(local, name_key))
         for j in range(2):
             own = client.train.where(fed.memory.get(i)["samples"]["part"] == j)
             assert float(reply["n_vae"][i, j]) == float(own.size)

@@ -103,3 +103,8 @@ class Ditto(Algorithm):
             return given
         trained = client.state["trained"]
         return tree_map(lambda own, w: torch.where(trained, own, w), client.state["params"], given)
+
+    @classmethod
+    def example(cls, problem: Any) -> "Ditto":
+        # The common model fits neither of two groups that contradict each other: a weak pull.
+        return cls(problem.model, problem.local, strength=0.1)

@@ -212,7 +212,7 @@ class Encoder:
         if self.task == "classification":
             return self._codes(table, name)
         if cells.values.dtype.kind != "f":
-            raise DataError(f"{table.source}: label column '{name}' must hold numbers. Text came.")
+            raise DataError(f"{table.source}: label column '{name}' must hold numbers. Got text.")
         if self.target_mean:
             scaled = (cells.values - np.array(self.target_mean)) / np.array(self.target_scale)
             return torch.tensor(scaled, dtype=torch.get_default_dtype())

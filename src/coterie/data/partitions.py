@@ -381,7 +381,7 @@ def _pool(owner: str, x: Any, y: Any, n_clients: int, n_groups: int) -> Federate
 def _labelled(owner: str, x: Any, y: Any, n_clients: int, n_groups: int) -> FederatedData:
     pool = _pool(owner, x, y, n_clients, n_groups)
     if pool.task != "classification":
-        raise DataError(f"{owner}: y must hold labels, integers or text. Fractions came.")
+        raise DataError(f"{owner}: y must hold labels, integers or text. Got fractions.")
     return pool
 
 
