@@ -25,7 +25,7 @@ warning.
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt
@@ -76,7 +76,6 @@ class OneShot(Algorithm):
         Passes over a client's data in the first stage. Used with "update" only.
     """
 
-    starts: ClassVar[bool] = True
     model: Model
     local: LocalSGD
     n_groups: Annotated[int, Ge(1)]
@@ -96,7 +95,6 @@ class OneShot(Algorithm):
         shared, models = common.draw_models(self.model, fed.key("models"), k, same=True)
         ids, found, _ = self.ask(fed, order_by_name(fed, fed.everyone()), 1)
         group = kmeans(found, k, int(fed.key("kmeans")) & 0x7FFFFFFF)[0] if len(ids) else ids
-        group = common.follow_start(fed, ids, group, k)
         assignment = put(fed.per_client(-1), ids, group)
         return State(shared, models, assignment, centroids(found, group, k))
 

@@ -87,7 +87,10 @@ class PACFL(Algorithm):
     def check(self) -> None:
         given = self.n_groups, self.threshold
         if given.count(None) != 1:
-            raise ConfigError(f"PACFL: give n_groups or threshold. Got {given}.")
+            raise ConfigError(
+                "PACFL: give n_groups or threshold, and None for the other. Got "
+                f"n_groups={given[0]}, threshold={given[1]}."
+            )
 
     # server
 
