@@ -13,11 +13,16 @@ from coterie.algorithms.survey import Survey, seeded
 from coterie.algorithms.survey.seeded import Kind, Seen
 from coterie.clustering.labels import relabel
 from coterie.core.errors import DataError
+from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.random import fold
 from coterie.core.training import LocalSGD
+from coterie.core.tree import Ids
 from coterie.data import FederatedData
 from coterie.engines.simulation import Simulation
 from coterie.evidence.grouping import strange_classes
+from coterie.evidence.replication import compare, in_units, noise_units
+from coterie.evidence.summaries import select
 from coterie.running.folder import no_nan
 
 FAR = 3.0
@@ -69,7 +74,7 @@ def survey_clients(
         )
     inputs = None  # without classes, inputs cannot be told from what is predicted
     if seen.kind == "meaning" and seen.classes:
-        inputs = seeded.compare_inputs(method, fed, ids[~seen.odd], fed.key("survey"))
+        inputs = compare_inputs(method, fed, ids[~seen.odd], fed.key("survey"))
     names = [data.names[i] for i in ids.tolist()]
     stray = seen.n_groups is None  # no number fits: every client is a group of its own
     stays = (~seen.odd).nonzero()[:, 0].tolist()
@@ -107,6 +112,18 @@ def survey_clients(
         seen.worth,
         no_nan(found),
     )
+
+
+def compare_inputs(method: Survey, fed: Federation, ids: Ids, seed: Tensor) -> float:
+    """The p-value of "the inputs of these clients are distributed alike", in one more exchange."""
+    ids, answers = seeded.ask(method, fed, ids, seed, seeded.NETWORKS, "inputs")
+    if len(ids) < 2:
+        return 1.0
+    order = fed.turns(ids, "groups", every_round=True).argsort()
+    summary, one = select(answers["joint"], order), torch.zeros_like(ids)
+    x = in_units(summary, noise_units(summary, one))
+    test = compare(x, summary.counts, one, fold(seed, "inputs"))
+    return seeded.p_value(torch.tensor(test[:3]))
 
 
 def describe_odd(seen: Seen, names: list[str], classes: tuple[str, ...] | None) -> dict[str, str]:

@@ -27,7 +27,7 @@ from coterie.evidence import grouping, placing
 from coterie.evidence.gains import holm
 from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
 from coterie.evidence.placing import Groups
-from coterie.evidence.replication import Units, compare, in_units, noise_units
+from coterie.evidence.replication import Units, in_units, noise_units
 from coterie.evidence.summaries import (
     FOLDS,
     Rows,
@@ -269,17 +269,6 @@ def look(
         if found.confidence == 1:
             break
     return heard, found
-
-
-def compare_inputs(method: Any, fed: Federation, ids: Ids, seed: Tensor) -> float:
-    """The p-value of "the inputs of these clients are distributed alike", in one more exchange."""
-    ids, answers = ask(method, fed, ids, seed, NETWORKS, "inputs")
-    if len(ids) < 2:
-        return 1.0
-    order = fed.turns(ids, "groups", every_round=True).argsort()
-    summary, one = select(answers["joint"], order), torch.zeros_like(ids)
-    x = in_units(summary, noise_units(summary, one))
-    return p_value(torch.tensor(compare(x, summary.counts, one, fold(seed, "inputs"))[:3]))
 
 
 def _numbers(most: int) -> Iterator[int]:
