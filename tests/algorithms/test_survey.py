@@ -141,6 +141,18 @@ def test_an_odd_client_trains_alone(federate, known):
     assert found.fits.tolist() == [i != 4 for i in range(11)]
 
 
+def test_clients_beyond_many_are_placed_in_the_groups_of_the_first(monkeypatch):
+    monkeypatch.setattr(seeded, "MANY", 14)
+    data = blobs(n_groups=2, clients_per_group=15, n=80, d=4, n_classes=4)
+    rows = data.rows["train"].of_clients(torch.tensor([7])).index
+    data.y[rows] = (3 - data.y[rows]) % 4  # unlike both groups
+    data.truth[7] = 2
+    algorithm = Survey(net(), LOCAL)
+    state = surveyed(algorithm, Simulation(data))
+    assert metrics.adjusted_rand(state.assignment, data.truth) == 1
+    assert algorithm.odd(state).tolist() == [7]
+
+
 def test_a_twin_of_an_odd_client_joins_nobody():
     # A newcomer like the odd client fits no group: nobody joins an odd client.
     data = odd_one()
