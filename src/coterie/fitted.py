@@ -39,8 +39,8 @@ from coterie.running.verdict import (
     ARMS,
     HEADLINE,
     as_trained,
+    instead_of_groups,
     judge,
-    personal_method,
     rivals_of,
 )
 
@@ -432,7 +432,9 @@ def compare(
             for arm, name in ARMS.items()
         }
         cards = json.loads(result.files["groups.json"])["groups"]
-        verdict = judge(arms, rivals_of(result), len(cards), personal_method(result.summary))
+        n_groups = sum("odd" not in card for card in cards)
+        instead = instead_of_groups(result.summary, result.summary.get("odd", []), n_groups)
+        verdict = judge(arms, rivals_of(result), n_groups, instead)
         result.files["verdict.json"] = to_json(no_nan(verdict))
         result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
     result.files |= write_clients(rows)

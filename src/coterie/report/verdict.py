@@ -63,7 +63,8 @@ class Verdict:
     n_groups
         Number of groups that were found. With one there is nothing to compare with one model.
     method
-        Name of a method that gives every client a model of its own instead of groups; else empty.
+        What takes the place of groups in the words, if something does: a model of each client's
+        own, or one model with odd clients apart; else empty.
     learnt
         Whether a way of training is better than every prediction without a network; None: unknown.
     matters
@@ -226,7 +227,7 @@ class Verdict:
             pairs = ["groups over one", f"alone over {rival}"]
         said = []
         if self.without:
-            said.append(f"What follows leaves out {list_names(self.apart)}, who gain much more.")
+            said.append(f"What follows leaves out {list_names(self.apart)}, which gain much more.")
         for pair in pairs:
             one, other = pair.split(" over ")
             said.append(_difference(self._name(one), self._name(other), shown[pair]))

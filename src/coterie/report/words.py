@@ -17,8 +17,8 @@ MOST_NAMED = 5  # clients in a sentence
 
 
 def name_way(way: str, method: str = "") -> str:
-    """A way to predict in words; `method` gives every client a model of its own, without groups."""
-    return f"a personal model ({method})" if way == "groups" and method else NAMES[way]
+    """A way to predict in words; `method` says what takes the place of groups, if anything."""
+    return method if way == "groups" and method else NAMES[way]
 
 
 def describe_recommendation(

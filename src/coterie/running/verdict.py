@@ -47,9 +47,15 @@ def rivals_of(result: Result) -> Mapping[str, Tensor]:
     return score_rivals(result.data, result.held_out["split"], loss)
 
 
-def personal_method(summary: Mapping[str, Any]) -> str:
-    """Name of a run's method if it gives every client a model of its own; else empty."""
-    return str(summary["algorithm"]) if summary["personal"] else ""
+def instead_of_groups(summary: Mapping[str, Any], odd: Sequence[str], n_groups: int) -> str:
+    """What takes the place of groups in a run that has none; else empty.
+
+    >>> instead_of_groups({"algorithm": "census", "personal": False}, ["site-7"], 1)
+    'one model for the others and training alone for site-7'
+    """
+    if n_groups < 2 and odd:
+        return f"one model for the others and training alone for {', '.join(odd)}"
+    return f"a personal model ({summary['algorithm']})" if summary["personal"] else ""
 
 
 def judge(
@@ -69,7 +75,7 @@ def judge(
     n_groups
         Number of groups that were found.
     method
-        Name of a method that gives every client a model of its own instead of groups.
+        What takes the place of groups, see `instead_of_groups`.
     """
     first = {arm: trained[0].about for arm, trained in arms.items()}
     about = first["groups"]
