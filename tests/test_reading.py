@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from coterie import algorithms  # noqa: F401 - lists the methods
+from coterie.catalogue import WHEN
 from coterie.core.algorithm import REGISTRY
 
 METHODS = sorted(
@@ -97,3 +98,7 @@ def test_helpers_of_helpers_count():
     assert "coterie.algorithms.ifca" in found
     assert all(lines > 0 for lines in found.values())
     assert not any(name.startswith("coterie.core") for name in found)
+
+
+def test_explain_says_when_to_use_every_method():
+    assert set(METHODS) <= set(WHEN)

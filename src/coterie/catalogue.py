@@ -48,6 +48,14 @@ WHEN = {
     "survey": "if groups differ clearly (inputs, meanings or label shares): one cheap exchange.",
     "census": "if you expect groups; their number may be unknown (max_groups), even one.",
     "clove": "to compare with the paper; the number of groups may be unknown (max_groups).",
+    "fedsoft": "if clients mix several groups and only their own accuracy matters.",
+    "blend": "if clients mix several kinds of samples and you want to know their shares.",
+    "fedgmi": "to compare with the paper; the number of components is given.",
+    "mosaic": "if samples have no labels and the number of kinds is unknown.",
+    "fedgem": "to compare with the paper; each client knows its number of components.",
+    "kfed": "if samples have no labels, the number of kinds is known, and one exchange must do.",
+    "federated_kmeans": "like kfed, in several rounds.",
+    "federated_cmeans": "like federated_kmeans, with fuzzy memberships.",
 }
 
 
