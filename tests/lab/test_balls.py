@@ -43,6 +43,7 @@ def test_moments_are_chosen_from_every_stage(watched):
     assert {"merge", "feedback 2", "refinement 1"} <= set(titles)
 
 
+@pytest.mark.slow
 def test_pictures_are_written(watched, tmp_path):
     frames, state, data = watched
     picture = balls_picture(frames, tmp_path / "balls.png", data.x.numpy())

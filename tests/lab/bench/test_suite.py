@@ -19,6 +19,7 @@ def command(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
+@pytest.mark.slow
 def test_a_shrunken_run_writes_all_figures(tmp_path):
     path = tmp_path / "out" / "bench.json"
     few = ("--only", "W9", "--threads", "1", "--repeats", "1", "--scale", "0.004", "--no-memory")
@@ -55,6 +56,7 @@ def test_an_interrupted_run_is_continued(monkeypatch):
         suite.run(["W1"], threads=1, repeats=2, memory=False, before=first)
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_says_why():
     assert "no-such" in suite.attempt({"kind": "no-such"})["error"]
 
