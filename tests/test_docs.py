@@ -9,6 +9,7 @@ too; a block below `<!-- skip -->` does not.
 
 import contextlib
 import doctest
+import importlib
 import io
 import re
 import shlex
@@ -103,6 +104,18 @@ def test_the_reference_has_every_public_name_and_no_other():
     text = (ROOT / "docs" / "reference.md").read_text()
     listed = re.findall(r"^\.\. auto\w+:: coterie\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(coterie.__all__)
+
+
+def test_the_reference_lists_members_that_exist():
+    text = (ROOT / "docs" / "reference.md").read_text()
+    found = re.findall(r"^\.\. autoclass:: (\S+)\n   :members: (.+)$", text, re.MULTILINE)
+    assert found
+    for place, members in found:
+        module, _, name = place.rpartition(".")
+        owner = getattr(importlib.import_module(module), name)
+        for member in members.split(", "):
+            known = {*dir(owner), *getattr(owner, "__dataclass_fields__", ())}
+            assert member in known, f"{place} has no {member}"
 
 
 def test_links_between_pages_lead_somewhere():
