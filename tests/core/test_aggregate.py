@@ -176,3 +176,22 @@ def test_an_empty_tree_averages_to_itself():
 def test_a_missing_leaf_is_named():
     with pytest.raises(TaskError, match=r"M.update: Mean needs 'm' in the reply. Got: w, n."):
         reduced(Mean("w", torch.tensor(0.0), weight="m"), {"w": torch.ones(1), "n": torch.ones(1)})
+
+
+def test_merged_sums_give_the_mean_of_all() -> None:
+    around = {"w": torch.zeros(2, 3), "steps": torch.zeros(2, dtype=torch.int64)}
+    mean = Mean("w", around, by="group", weight="n")
+    replies = {
+        "w": {"w": torch.arange(12.0).reshape(4, 3), "steps": torch.tensor([7, 8, 9, 10])},
+        "group": torch.tensor([0, 1, 0, 1]),
+        "n": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    }
+    whole, total = RunningMean(mean, "all"), RunningMean(mean, "all")
+    whole.add(replies, torch.arange(4))
+    for part in (torch.tensor([2, 3]), torch.tensor([0, 1])):  # the later clients come first
+        some = RunningMean(mean, "some")
+        some.add(take(replies, part), torch.arange(2))
+        total.merge(some, part)
+    ours, theirs = whole.result(), total.result()
+    assert torch.equal(ours["w"], theirs["w"])
+    assert theirs["steps"].tolist() == [7, 8]  # of the first contributor

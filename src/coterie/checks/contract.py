@@ -29,6 +29,7 @@ from coterie.checks.trial import (
 )
 from coterie.core import wire
 from coterie.core.algorithm import per_client_fields, state_type
+from coterie.core.memory import Memory
 from coterie.core.tree import Tree, n_bytes
 from coterie.engines.faults import Faults
 from coterie.running.build import Settings
@@ -423,7 +424,7 @@ def saved_models_predict_the_same(make: Make, engine: str) -> None:
     algorithm, fed = make(problem), Watched(problem.data, engine)
     saved = wire.load(files["state.safetensors"], like={"state": state_type(algorithm)})
     memory = wire.load(files["memory.safetensors"]) if "memory.safetensors" in files else {}
-    fed.memory.committed = {int(client): tree for client, tree in memory.items()}
+    fed.restore(Memory.of(memory))
     fed.begin(result.fed.round)
     x = problem.data.gather("train", torch.tensor([0])).x[0]
     now = answers(result.algorithm, result.fed, result.state, x)

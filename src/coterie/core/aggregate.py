@@ -117,6 +117,24 @@ class RunningMean:
         self.first = torch.minimum(place, self.first)
         return earlier, who
 
+    def merge(self, other: "RunningMean", position: Tensor) -> None:
+        """Add the sums of other clients; `position` is their index among all clients asked.
+
+        Sums are added in double precision, so the order of merging can change the last bit.
+        """
+        never = torch.iinfo(torch.int64).max
+        known = other.first < never
+        first = torch.where(known, position[torch.where(known, other.first, 0)], never)
+        earlier = first < self.first
+        for total, more in zip(self.sums, other.sums, strict=True):
+            if total.is_floating_point():
+                total += more
+            else:
+                total[earlier] = more[earlier]
+        self.weights += other.weights
+        self.first = torch.minimum(self.first, first)
+        self.broken += other.broken
+
     def result(self) -> Tree:
         """The means; rows without weight are unchanged."""
         if self.broken:

@@ -72,6 +72,16 @@ class Call(NamedTuple):
         return name if self.owner is None else f"{type(self.owner).__name__}.{name}"
 
 
+@dataclass
+class Gathered:
+    """The replies to a call: some leaves averaged, the rest stacked in the order of arrival."""
+
+    position: Tensor  # [m]  of each reply among the clients asked
+    rest: dict[str, Tree]  # leaves [m, ...]; empty if nobody replied
+    means: list[RunningMean]
+    sizes: dict[str, int]  # bytes of each part of one client's reply
+
+
 class Traffic:
     """Bytes per client, by phase and direction.
 
@@ -138,8 +148,8 @@ Then = Callable[[Ids, dict[str, Any]], None]
 class Federation(ABC):
     """Clients that can be asked. Engines say how; see `exchange`.
 
-    An engine must define `exchange`. It may change `defers`, `plan`, `fewest`, `why_missing`,
-    `note_saved` and `ask_later`.
+    An engine must define `exchange`, or `gather` if it averages elsewhere. It may change `defers`,
+    `simulated`, `plan`, `fewest`, `why_missing`, `restore`, `note_saved` and `ask_later`.
 
     Parameters
     ----------
@@ -155,6 +165,8 @@ class Federation(ABC):
 
     defers = False
     """Whether evaluations wait for the next messages, because an exchange is slow."""
+    simulated = True
+    """Whether clients' memory is here; real clients keep theirs."""
 
     def __init__(
         self, names: Sequence[str], seed: int = 0, participation: float = 1.0, restart: int = 0
@@ -233,27 +245,16 @@ class Federation(ABC):
         call = self.call(task, given, to)
         at_least = self.fewest(at_least, len(to))
         self.traffic.count_sent(call)
-        sums = [RunningMean(mean, call.name) for mean in as_means(reduce)]
-        positions, parts = [], []
-        for position, reply in self.exchange(call) if len(to) else ():
-            size = sum(n_bytes(leaf) for leaf in leaves(reply)) // max(len(position), 1)
-            self.traffic.add(call.phase, "up", to[position], size)
-            for total in sums:
-                total.add(reply, position)
-            reduced = {total.mean.leaf for total in sums}
-            parts.append({name: leaf for name, leaf in reply.items() if name not in reduced})
-            positions.append(position)
-        answered = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64)
+        got = self.gather(call, as_means(reduce))
+        answered, order = got.position, got.position.argsort()
+        self.traffic.add(call.phase, "up", to[answered], sum(got.sizes.values()))
         if len(answered) < at_least:
             raise FederationError(
                 f"{call.name}: at least {at_least} of {len(to)} clients must answer in round "
                 f"{self.round + 1}. {len(answered)} did{self.why_missing()}."
             )
-        order = answered.argsort()
-        reply = (
-            tree_map(lambda *leaf: torch.cat(leaf)[order], parts[0], *parts[1:]) if parts else {}
-        )
-        for total in sums:
+        reply = tree_map(lambda leaf: leaf[order], got.rest)
+        for total in got.means:
             reply[total.mean.leaf] = total.result()
         return to[answered[order]], reply
 
@@ -272,6 +273,21 @@ class Federation(ABC):
         local = key if isinstance(task, Question) else fold(of_round, LOCAL, number)
         return Call(task, info, given, to, self._phase or info.phase, key, local)
 
+    def gather(self, call: Call, means: Sequence[Mean]) -> Gathered:
+        """Run a call, and average some leaves of the replies as they arrive."""
+        sums = [RunningMean(mean, call.name) for mean in means]
+        reduced = {mean.leaf for mean in means}
+        positions, parts, sizes = [], [], {}
+        for position, reply in self.exchange(call) if len(call.ids) else ():
+            for total in sums:
+                total.add(reply, position)
+            sizes = {name: n_bytes(part) // max(len(position), 1) for name, part in reply.items()}
+            parts.append({name: leaf for name, leaf in reply.items() if name not in reduced})
+            positions.append(position)
+        rest = tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:]) if parts else {}
+        answered = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64)
+        return Gathered(answered, rest, sums, sizes)
+
     @abstractmethod
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Run a call; yield positions among those asked with their replies, stacked."""
@@ -288,6 +304,10 @@ class Federation(ABC):
         """Open a round: nothing counted, nothing held."""
         self.round, self._calls, self._phase = round, {}, None if round >= 0 else "setup"
         self.traffic.forget()
+
+    def restore(self, memory: Memory) -> None:
+        """Give clients the memory of an earlier part of the run."""
+        self.memory = memory
 
     def commit(self) -> None:
         """Accept what clients kept in this round."""

@@ -1,5 +1,7 @@
 """The memory of clients; changes are tentative until the round is accepted."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,13 @@ class Memory:
         self.committed: dict[int, Tree] = {}
         self.tentative: dict[int, Tree] = {}
         self.unsaved: set[int] = set()  # changed since the last checkpoint
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Tree]) -> "Memory":
+        """Memory as it was saved: the number of each client, as text, and its tree."""
+        memory = cls()
+        memory.committed = {int(client): tree for client, tree in saved.items()}
+        return memory
 
     def knows(self, client: int) -> bool:
         """Whether a client has been asked before."""

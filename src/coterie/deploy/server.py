@@ -75,7 +75,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             result = conduct(algorithm, card, settings, fed, out, progress=True)
             state = result.state
         else:
-            fed.memory = run.load(algorithm).memory
+            fed.restore(run.load(algorithm).memory)
             like = {"state": state_type(algorithm)}
             state = wire.load(run.final_files()["state.safetensors"], like=like)["state"]
             fed.begin(settings.rounds)

@@ -76,6 +76,7 @@ class Remote(Federation):
     """
 
     defers = True
+    simulated = False
 
     def __init__(
         self,

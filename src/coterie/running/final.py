@@ -17,7 +17,6 @@ from coterie.core.federation import BankRows, Each, Federation
 from coterie.core.question import Question
 from coterie.core.tree import BUFFER, Tree, named_leaves, row
 from coterie.data import DataCard, FederatedData
-from coterie.engines.simulation import Simulation
 from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
@@ -196,7 +195,7 @@ def _final_files(result: Result) -> dict[str, bytes]:
     # Sorted: a resumed run holds clients in another order than one that never stopped.
     committed = sorted(result.fed.memory.committed.items())
     memory = {str(client): tree for client, tree in committed if tree}
-    if memory and isinstance(result.fed, Simulation):  # real clients keep theirs
+    if memory and result.fed.simulated:  # real clients keep theirs
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
     if isinstance(given, BankRows):

@@ -16,6 +16,7 @@ from coterie import metrics
 from coterie.core.algorithm import Algorithm, grow, name_of
 from coterie.core.errors import ConfigError, DataError, FederationError
 from coterie.core.federation import Federation
+from coterie.core.memory import Memory
 from coterie.data import DataCard, FederatedData
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
@@ -150,7 +151,8 @@ def _attempt(
     best: tuple[int, Any] | None = None  # the best round, and state and memory after it
     if folder is not None and any(folder.checkpoints.glob("*.json")):
         saved = folder.load(algorithm)
-        done, state, fed.memory = saved.done, saved.state, saved.memory
+        done, state = saved.done, saved.state
+        fed.restore(saved.memory)
         fed.traffic.totals = {tuple(k.split("/")): v for k, v in saved.traffic.items()}
         if held is not None and saved.held_out:
             held.restore(saved.held_out)
@@ -195,8 +197,7 @@ def _attempt(
             saved_rounds = done
         if best is not None:
             state = best[1]["state"]
-            memory = best[1].get("memory") or {}
-            fed.memory.committed = {int(client): tree for client, tree in memory.items()}
+            fed.restore(Memory.of(best[1].get("memory") or {}))
             scores = scores if best[0] == done else {}
         parts = algorithm, data, settings, description, fed, state, lines, folder
         result = finish(*parts, scores, held)
