@@ -12,6 +12,8 @@ from coterie import algorithms, data, models
 from coterie.core.algorithm import REGISTRY, Algorithm
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.plugins import load_plugins
+from coterie.data.assemble import Reading
+from coterie.data.formats import ENDINGS
 
 assert algorithms  # imported for the methods it lists
 
@@ -24,6 +26,38 @@ class Entry(NamedTuple):
     line: str
     text: str
 
+
+OWN_DATA = f"""data: your own files, as they come
+
+A folder with a file per client, or one table in which a column names the client:
+
+  coterie run --data sites/ --label outcome
+  coterie run --data all.csv --client hospital --label outcome
+
+Files end in {", ".join(ENDINGS)}, each also compressed (.gz, .zip). Images are in
+client/class/image.png. Separator, header, encoding and missing values are found from the files and
+said in one line; rows without a label are left out and counted.
+
+The options below have the same names everywhere:
+
+  command line (run, advise)   --drop id --drop name --na-values -9 --no-header
+  Python                       coterie.from_folder("sites/", "outcome", drop=["id", "name"])
+  run file                     [data]
+                               name = "folder"    # or "table"
+                               path = "sites/"    # or table = "all.csv" and client = "hospital"
+                               label = "outcome"
+                               drop = ["id", "name"]
+
+Python also takes data frames (pandas, polars), Hugging Face datasets, arrays and functions:
+from_table, from_arrays, from_partitions, from_function."""
+
+OF_READERS = """\
+label
+    Column to predict. None: the inputs are reconstructed.
+client
+    Column with the name of the client, if the data are one table.
+size
+    Height and width to scale images to. None: all images must have one size."""
 
 RECIPE_LISTS: list[Callable[[], dict[str, Entry]]] = []
 """Functions that list recipes by name; packages add their own when they are loaded."""
@@ -86,14 +120,23 @@ def _first(thing: Any) -> str:
 def describe(name: str) -> str:
     """Describe what something does, when to use it, and its options."""
     load_plugins()
+    if name in ("data", *data.READERS):
+        return describe_data()
     for names in (REGISTRY, models.MODELS, data.PROBLEMS):
         if name in names:
             return _describe(name, names[name])
     recipes = list_recipes()
     if name in recipes:
         return f"{name}: {recipes[name].line}\n\n{recipes[name].text}"
-    known = [name for names in catalogue().values() for name in names]
+    known = ["data", *(name for names in catalogue().values() for name in names)]
     raise ConfigError(unknown("name", name, known))
+
+
+def describe_data() -> str:
+    """Describe how your own data are read, with all options."""
+    options = inspect.getdoc(Reading) or ""
+    options = options[options.index("task\n") :].rstrip()
+    return f"{OWN_DATA}\n\nOptions\n\n{options}\n{OF_READERS}"
 
 
 def _describe(name: str, thing: Any) -> str:

@@ -25,6 +25,7 @@ from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.images import read_client
+from coterie.data.warnings import DataWarning
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
@@ -144,6 +145,11 @@ class Fitted:
     def notes(self) -> list[str]:
         """What was decided automatically, such as the task, the columns and the model."""
         return list(self.card.notes)
+
+    @property
+    def warnings(self) -> list[DataWarning]:
+        """What may be wrong with the data or the training, each with kind, column and text."""
+        return list(self.card.warnings)
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote: {note}" for note in self.notes)

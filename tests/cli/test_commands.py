@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.cli import main
 from coterie.cli.options import parse_sets
 from coterie.core.errors import ConfigError
 from coterie.running.loop import run
@@ -26,20 +25,6 @@ COMMANDS = [
     "explain",
     "check",
 ]
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """`call("list", "--json")`: exit code, what was printed, what was complained about."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call
 
 
 def rows(seed: int, group: int, n: int = 30) -> list[str]:

@@ -23,14 +23,14 @@ def rows(times, n=40, sites=("a", "b")):
 
 
 def said(data):
-    return [note for note in data.notes if "repeat" in note]
+    return [str(warning) for warning in data.warnings if warning.kind == "repeats"]
 
 
 def test_repeats_are_said_with_figures():
     note = said(from_table(rows(3), "site", "y", drop=["case"]))
     assert len(note) == 1
-    assert note[0].startswith("160 of 240 rows (67 %) repeat another row of their client exactly.")
-    assert note[0].endswith("unit=COLUMN.")
+    assert note[0].startswith("160 of 240 rows (67 %) repeat another row of their client exactly,")
+    assert note[0].endswith("(unit=COLUMN).")
 
 
 def test_silence_without_repeats_and_with_units():

@@ -1,24 +1,18 @@
 """coterie advise"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Time, Unit
+from coterie.cli.options import Json, parse_sets, reads_data
 
 
+@reads_data
 def advise(
     folder: Annotated[
         Path, typer.Argument(help="Your data: a folder with a file per client, or one table.")
     ],
-    label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
-    client: Annotated[
-        str | None,
-        typer.Option(help="Column with the name of the client, if the data are one table."),
-    ] = None,
-    unit: Unit = None,
-    time: Time = None,
     model: Annotated[
         str | None, typer.Option(help="Network you want to train, e.g. linear, mlp or cnn.")
     ] = None,
@@ -33,7 +27,13 @@ def advise(
     table: Annotated[
         bool, typer.Option("--table", help="Also print the evidence as a table.")
     ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one option of the data, e.g. data.seed=1."),
+    ] = None,
     json: Json = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Find out before training whether the clients should be grouped.
 
@@ -53,9 +53,14 @@ def advise(
     """
     from coterie.advice import advise as advise_on
     from coterie.cli.sources import name_data
+    from coterie.core.errors import ConfigError, unknown
     from coterie.running.build import make_data
 
-    data = make_data(name_data(folder, label, client, unit, time))
+    changes = parse_sets(set_ or [])
+    for name in changes:
+        if name != "data":
+            raise ConfigError("coterie advise --set: " + unknown("table", name, ["data"]))
+    data = make_data({**name_data(folder, reading), **changes.get("data", {})})
     advice = advise_on(
         data,
         model=model,

@@ -1,6 +1,9 @@
 """Options that several commands share."""
 
 import ast
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +17,101 @@ Data = Annotated[
         help="Rows of one client: a CSV, Parquet or NPZ file, or a folder of class/image files."
     ),
 ]
-Unit = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Column whose rows belong together, e.g. the patient: kept on one side of every "
-        "split, counted once. May be repeated."
+PANEL = "How the data are read"
+READING: dict[str, tuple[Any, Any]] = {
+    "label": (str, "Column to predict."),
+    "client": (str, "Column with the name of the client, if the data are one table."),
+    "task": (str, "classification, regression or reconstruction. Default: by the label."),
+    "test_fraction": (float, "Share of each client's rows for testing. Default: 0.2."),
+    "validation_fraction": (float, "Share of the other rows for validation. Default: 0."),
+    "split": (
+        str,
+        "random, stratified, time, or a column that says train, validation or test. "
+        "Default: random.",
     ),
-]
-Time = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Column that orders the rows: the latest are held back for testing. May be repeated, "
-        "e.g. year, month, day."
+    "unit": (
+        list[str],
+        "Column whose rows belong together, e.g. the patient: kept on one side of every split, "
+        "counted once. May be repeated.",
     ),
-]
+    "time": (
+        list[str],
+        "Column that orders the rows: the latest are held back for testing. May be repeated, "
+        "e.g. year, month, day.",
+    ),
+    "normalise": (bool, "Standardise numbers. Default: yes."),
+    "names": (list[str], "Client to use. May be repeated. Default: all."),
+    "categorical": (list[str], "Column to read as categories. May be repeated."),
+    "text": (list[str], "Column to read as text. May be repeated."),
+    "text_features": (int, "Largest number of features of all text together. Default: 100."),
+    "drop": (list[str], "Column to leave out. May be repeated."),
+    "separator": (str, "What separates cells: ',' ';' '|' 'tab' 'space'. Default: found."),
+    "header": (bool, "Whether the first line names the columns. Default: found."),
+    "encoding": (str, "Encoding of text files, e.g. latin-1. Default: found."),
+    "na_values": (
+        list[str],
+        "Value that means missing, besides empty, ?, NA, N/A, NaN, null; e.g. -9. May be repeated.",
+    ),
+    "size": (str, "Height and width to scale images to, e.g. 32 or 32x48."),
+}
+"""The options of data, under the names they have in Python and in a run file."""
+
+
+def reads_data(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `READING`; it gets those that were used as `reading`."""
+    signature = inspect.signature(command)
+    own = [one for one in signature.parameters.values() if one.name != "reading"]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                kind | None,
+                typer.Option(*_flags(name, kind), help=text, rich_help_panel=PANEL),
+            ],
+        )
+        for name, (kind, text) in READING.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        used = {name: given.pop(name) for name in READING}
+        reading = {name: value for name, value in used.items() if value not in (None, [])}
+        if reading.get("separator") in SEPARATORS:
+            reading["separator"] = SEPARATORS[reading["separator"]]
+        if "size" in reading:
+            reading["size"] = _size(reading["size"])
+        command(**given, reading=reading)
+
+    # Positional parameters come first, then options of the command, then those of the data.
+    shown = [*(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *added]
+    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in shown} | {"return": None}
+    return run
+
+
+SEPARATORS = {"tab": "\t", "\\t": "\t", "space": " "}
+"""Separators by the names they have on the command line."""
+
+
+def _flags(name: str, kind: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    return [f"--{flag}/--no-{flag}"] if kind is bool else [f"--{flag}"]
+
+
+def _size(text: str) -> list[int]:
+    """Height and width of images.
+
+    >>> _size("32"), _size("32x48")
+    ([32, 32], [32, 48])
+    """
+    from coterie.core.errors import ConfigError
+
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--size must be a number of pixels, or HEIGHTxWIDTH. Got '{text}'.")
+    return [int(part) for part in (parts * 2)[:2]]
 
 
 def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,14 @@
 """coterie run"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Time, Unit, parse_sets
+from coterie.cli.options import Json, parse_sets, reads_data
 
 
+@reads_data
 def run(
     file: Annotated[
         str | None,
@@ -17,18 +18,13 @@ def run(
         Path | None,
         typer.Option(help="Your data: a folder with a file per client, or one table."),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
-    client: Annotated[
-        str | None, typer.Option(help="Column with the name of the client, if --data is one table.")
-    ] = None,
-    unit: Unit = None,
-    time: Time = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
     ] = None,
     groups: Annotated[
-        str, typer.Option(help="Number of groups for --data, or 'auto': found from the data.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Number of groups for --data. Default: 'auto', found from the data."),
+    ] = None,
     start: Annotated[
         Path | None,
         typer.Option(help="CSV file with the columns client and group: the groups to begin with."),
@@ -45,6 +41,8 @@ def run(
         typer.Option(help="Also train every client alone and one model for all, for the verdict."),
     ] = True,
     json: Json = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Find groups of clients and train a model for each group.
 
@@ -68,6 +66,14 @@ def run(
             f"coterie run: give either a run file or --data. Got {got}. To see an example: coterie "
             "run quickstart"
         )
+    if file is not None:
+        used = {"--algorithm": algorithm, "--groups": groups}
+        if file == "quickstart":
+            used |= {"--start": start} | {f"--{n.replace('_', '-')}": reading[n] for n in reading}
+        for flag, value in used.items():
+            if value is not None:
+                instead = f"Change {file} instead, or use --set." if file != "quickstart" else ""
+                raise ConfigError(f"coterie run: {flag} has no use with {file}. {instead}".strip())
     if file == "quickstart":
         from coterie.quickstart import quickstart
 
@@ -85,6 +91,7 @@ def run(
             changes.setdefault("run", {})["start"] = str(start)
         description = {k: v for k, v in read(Path(file)).items() if isinstance(v, dict)}
         description.pop("plan", None)
+        description.setdefault("data", {}).update(reading)
         for table, options in changes.items():
             description.setdefault(table, {}).update(options)
         description.setdefault("run", {}).setdefault("compare", compare)
@@ -93,9 +100,9 @@ def run(
         from coterie.cli.sources import name_data
 
         request = Request(
-            name_data(data, label, client, unit, time),
+            name_data(data, reading),
             algorithm or DEFAULT_METHOD,
-            n_groups=groups,
+            n_groups=groups or "auto",
             start=start,
             settings={"compare": compare},
         )

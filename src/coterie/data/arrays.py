@@ -13,9 +13,10 @@ from coterie.core.random import fold, seed_key
 from coterie.core.tree import Tree
 from coterie.data.encoder import Encoder
 from coterie.data.federated import TASKS, FederatedData, RowIndex
-from coterie.data.repeats import count_repeats, describe_repeats
+from coterie.data.repeats import count_repeats, warn_of_repeats
 from coterie.data.tables import RawTable, to_array, to_cells
 from coterie.data.units import number_units, pool_units, read_times
+from coterie.data.warnings import DataWarning
 
 
 def from_arrays(
@@ -115,10 +116,10 @@ def from_arrays(
         task, y, n_outputs, classes = _targets(targets, owners, task, n_outputs)
 
     beside = _beside({"unit": unit, "time": time}, names, sizes, len(xs_test) > 0)
-    repeats = None
+    repeats: list[DataWarning] = []
     if unit is None:
         own = zip(x.split(sizes), y.split(sizes), strict=True)
-        repeats = describe_repeats([count_repeats(*pair) for pair in own])
+        repeats = warn_of_repeats([count_repeats(*pair) for pair in own])
     data = FederatedData(
         x,
         y,
@@ -133,7 +134,7 @@ def from_arrays(
         truth=None if truth is None else _groups(truth),
         classes=classes,
         encoder=Encoder.of_arrays(x, task, classes),
-        notes=() if repeats is None else (repeats,),
+        warnings=tuple(repeats),
         unit=beside["unit"],
         time=beside["time"],
     )

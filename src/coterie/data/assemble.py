@@ -16,11 +16,12 @@ from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.formats import Format
-from coterie.data.repeats import count_repeats, describe_repeats
+from coterie.data.repeats import count_repeats, warn_of_repeats
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable
 from coterie.data.text import FEATURES
 from coterie.data.units import number_units, pool_units, read_times
+from coterie.data.warnings import DataWarning
 
 MAX_LABELS = 20
 
@@ -210,12 +211,12 @@ def assemble(
         for split, part in zip(SPLITS, parts, strict=True)
     }
     pooled = None if units is None else pool_units(units)
+    warnings: list[DataWarning] = []
     if units is None:
         own = zip(
             *(pool.split([len(table.rows) for table in tables]) for pool in (x, y)), strict=True
         )
-        repeats = describe_repeats([count_repeats(*pair) for pair in own])
-        notes = (*notes, repeats) if repeats else notes
+        warnings += warn_of_repeats([count_repeats(*pair) for pair in own])
     said = [note for table in tables for note in table.notes]
     return FederatedData(
         x,
@@ -229,6 +230,7 @@ def assemble(
         name=name,
         options=None if record is None else {**record, **options.changed()},
         notes=tuple(dict.fromkeys([*filter(None, (target.note, labelled)), *said, *notes])),
+        warnings=tuple(warnings),
         encoder=replace(encoder, files=options.format),
         unit=pooled,
         time=None if times is None else torch.as_tensor(np.concatenate(times)),

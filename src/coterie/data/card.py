@@ -9,6 +9,7 @@ import torch
 
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData
+from coterie.data.warnings import DataWarning
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class DataCard:
         True group of each client, where it is known.
     notes
         What was decided while the data were read.
+    warnings
+        What may be wrong with the data.
 
     >>> from coterie.data import from_arrays
     >>> card = DataCard.of(from_arrays([[[1.0], [2.0]]], [["no", "yes"]], names=["ann"]))
@@ -50,6 +53,7 @@ class DataCard:
     names: tuple[str, ...] = ()
     truth: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[DataWarning, ...] = ()
 
     extra: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # only simulated data have more truth
 
@@ -65,6 +69,7 @@ class DataCard:
             data.names,
             None if data.truth is None else tuple(data.truth.tolist()),
             data.notes,
+            data.warnings,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +83,7 @@ class DataCard:
             "truth": None if self.truth is None else list(self.truth),
             "encoder": self.encoder.to_dict(),
             "notes": list(self.notes),
+            "warnings": [warning._asdict() for warning in self.warnings],
         }
 
     @classmethod
@@ -95,6 +101,7 @@ class DataCard:
             tuple(plain["names"]),
             None if truth is None else tuple(truth),
             tuple(plain["notes"]),
+            tuple(DataWarning(**warning) for warning in plain.get("warnings", [])),
         )
 
 

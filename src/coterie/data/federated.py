@@ -18,6 +18,7 @@ from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, named_leaves, take, tree_map
 from coterie.data.encoder import Encoder
 from coterie.data.tables import SPLITS
+from coterie.data.warnings import DataWarning
 
 TASKS = ("classification", "regression", "reconstruction")
 
@@ -200,6 +201,8 @@ class FederatedData:
         from memory or were altered since.
     notes
         What a reader of results ought to know about these data.
+    warnings
+        What may be wrong with these data, each with kind, column and text.
     encoder
         How rows as the user has them become these inputs and targets; None where there is no rule.
     unit
@@ -240,6 +243,7 @@ class FederatedData:
     name: str | None = None
     options: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[DataWarning, ...] = ()
     encoder: Encoder | None = None
     unit: Tensor | None = None  # [rows]
     time: Tensor | None = None  # [rows]

@@ -1,7 +1,7 @@
 """Rows that occur more than once: they look like information and are not.
 
 Each client counts them on its own rows and tells three numbers (`count_repeats`). In tables of a
-few categories rows agree by chance; the note is given only if many more agree than that.
+few categories rows agree by chance; the warning is given only if many more agree than that.
 """
 
 from collections import Counter
@@ -12,9 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from coterie.core.tree import Tree, leaves
+from coterie.data.warnings import DataWarning
 
 SHARE = 0.01
-"""Share of repeats from which they are worth a note."""
+"""Share of repeats from which they are worth a warning."""
 SURPRISE = 10.0
 """How many times more pairs of equal rows than by chance."""
 
@@ -47,23 +48,24 @@ def count_repeats(x: Tree, y: Tensor) -> Repeats:
     return Repeats(n, repeated, n * (n - 1) / 2 * _agreement(columns[:: -(-n // 1000)]), pairs)
 
 
-def describe_repeats(told: Sequence[Repeats]) -> str | None:
-    """What to say of repeats in a federation whose units are not named; None: nothing.
+def warn_of_repeats(told: Sequence[Repeats]) -> list[DataWarning]:
+    """Warn of repeats in a federation whose units are not named.
 
-    >>> describe_repeats([Repeats(100, 50, 0.1, 50), Repeats(100, 0, 0.0, 0)])
-    '50 of 200 rows (25 %) repeat another row of their client exactly. ...'
-    >>> describe_repeats([Repeats(100, 50, 40.0, 50)])
+    >>> print(*warn_of_repeats([Repeats(100, 50, 0.1, 50), Repeats(100, 0, 0.0, 0)]))
+    50 of 200 rows (25 %) repeat another row of their client exactly, ...
+    >>> warn_of_repeats([Repeats(100, 50, 40.0, 50)])
+    []
     """
     rows, repeated = sum(part.rows for part in told), sum(part.repeated for part in told)
     chance, pairs = sum(part.chance for part in told), sum(part.pairs for part in told)
     if repeated < SHARE * rows or pairs < SURPRISE * chance:
-        return None
-    return (
+        return []
+    text = (
         f"{repeated:,} of {rows:,} rows ({repeated / rows:.0%}) repeat another row of their client "
-        f"exactly. Repeats are taken for new information, so that clients seem to differ and tests "
-        f"seem too good. Remove them, or name the column that says which rows belong together: "
-        f"unit=COLUMN."
+        f"exactly, which makes tests look too good: remove them, or name the rows that belong "
+        f"together (unit=COLUMN)."
     ).replace("%)", " %)")
+    return [DataWarning("repeats", None, text)]
 
 
 def _plain(leaf: Tensor) -> np.ndarray:
