@@ -188,6 +188,16 @@ def method(row: str, n_groups: int | None, **options: dict[str, Any]) -> dict[st
     return out | {k: v for k, v in options.get(name, {}).items() if k in known}
 
 
+def local_training(row: str, local: dict[str, Any]) -> dict[str, Any]:
+    """The [local] table of a method.
+
+    CFL-S compares norms of updates with the thresholds of the authors' notebook, which suit the
+    optimiser of that notebook only. All other methods have the same one.
+    """
+    notebook = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.9, "decay": 0.99}
+    return local | notebook if METHODS.get(row) == "cfl" else dict(local)
+
+
 def estimate(
     rounds: int, samples: float, forward: float, epochs: float = 1, probes: float = 0
 ) -> float:

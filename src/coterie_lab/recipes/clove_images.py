@@ -16,6 +16,7 @@ from coterie_lab.recipe import (
     add,
     estimate,
     is_built,
+    local_training,
     method,
 )
 
@@ -230,7 +231,7 @@ def description(
     out: Description = {
         "algorithm": method(row, k, **OPTIONS),
         "model": dict(model),
-        "local": dict(local),
+        "local": local_training(row, local),
         "data": table,
         "run": {"rounds": 100 if scale == "paper" else 6, "seed": seed},
     }

@@ -12,6 +12,7 @@ from coterie_lab.recipe import (
     add,
     estimate,
     is_built,
+    local_training,
     method,
 )
 from coterie_lab.recipes.clove_images import (
@@ -83,7 +84,9 @@ def description(column: str, row: str, seed: int, scale: str, **options: Any) ->
     return {
         "algorithm": {**method(row, chosen["groups"], **OPTIONS), **options},
         "model": dict(chosen["model"]),
-        "local": {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 100},
+        "local": local_training(
+            row, {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 100}
+        ),
         "data": {**chosen["data"], "seed": seed} | ({} if paper else chosen["quick"]),
         "run": {"rounds": 100 if paper else 3, "seed": seed},
     }
