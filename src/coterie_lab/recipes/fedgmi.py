@@ -131,6 +131,10 @@ def describe(
             "strength": 0.01 if source == "cifar10" else 0.1,
             "least_share": 0.01,
         }
+    elif method == "fedem":
+        out["algorithm"] = {"name": "fedem", "n_components": k}
+    elif method == "fedgmm":
+        out["algorithm"] = {"name": "fedgmm", "n_components": k, "n_gaussians": k}
     else:
         out["vae"], out["local_vae"] = nets["vae"], dict(WORK)
         out["algorithm"] = {"name": method, "n_components": k}
@@ -198,9 +202,13 @@ def score_samples(result: Result) -> dict[str, Any]:
 ROWS = {
     "IFCA": "ifca",
     "FedSoft": "fedsoft",
+    "FedEM": "fedem",
+    "FedGMM": "fedgmm",
     "FedGMI": "fedgmi",
     "blend": "blend",
 }
+ADDED = {"FedSoft": ("FedEM", "FedGMM"), "FedGMI": ("blend",)}
+"""Methods that the paper does not compare with, by the row that they stand below."""
 
 
 def study(row: str, source: str, k: int, selected: int, shares: str = "random") -> Study:
@@ -234,8 +242,7 @@ def _table(text: str, k: int) -> tuple[Entry, ...]:
             "share_error": None,
             "slope": None,
         }
-        rows = [row, "blend"] if row == "FedGMI" else [row]
-        for name in rows:
+        for name in (row, *ADDED.get(row, ())):
             cell = study(name, SOURCES[source], k, int(selected))
             for metric, value in values.items():
                 own_value = value if name == row else None
