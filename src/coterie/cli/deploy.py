@@ -86,8 +86,29 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use no TLS and no node keys. Only for this machine.")
     ] = False,
+    per_node: Annotated[
+        int, typer.Option(min=1, help="Number of clients that share a node, and its memory.")
+    ] = 1,
+    database: Annotated[
+        bool,
+        typer.Option(
+            "--database",
+            help="Keep the SuperLink's state in a file. Slower; without it, a SuperLink that is "
+            "restarted has forgotten the Flower run, and the round begins again.",
+        ),
+    ] = False,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Use Flower's own SuperNodes. Slower, and they run apps."),
+    ] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Supervise until Ctrl-C, for a system service.")
+    ] = False,
 ) -> None:
     """Start a federation on this machine: a SuperLink with TLS, and nodes with their own keys.
+
+    A supervisor starts again what ends. If only the supervisor has ended, this command starts it
+    with the options of the first time.
 
     Examples:
 
@@ -112,12 +133,31 @@ def up(
         if clients > len(chosen):
             raise ConfigError(f"The run file's data have {len(chosen)} clients. Got {clients}.")
         chosen = chosen[:clients]
-    local.also = also.split(",") if also else []
+    if stock and per_node > 1:
+        raise ConfigError("--stock has one client per node. Leave --per-node or --stock out.")
     address = local.up(
-        chosen, data, host=host, port=port, insecure=insecure, allow=tuple(allow or ())
+        chosen,
+        data,
+        host=host,
+        port=port,
+        insecure=insecure,
+        allow=tuple(allow or ()),
+        also=tuple(also.split(",")) if also else (),
+        database=database,
+        stock=stock,
+        per_node=per_node,
+        foreground=foreground,
     )
+    if foreground:
+        return
     kind = "without TLS" if insecure else "with TLS and node keys"
-    print(f"SuperLink at {address['superlink']}, {kind}; {len(chosen)} nodes.")
+    nodes = -(-len(chosen) // per_node)
+    print(f"SuperLink at {address['superlink']}, {kind}; {len(chosen)} clients on {nodes} nodes.")
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        print(
+            f"WARNING: other machines can reach {host}. Flower's control interface asks for a "
+            "token; still, let a firewall admit only the nodes (see docs/deploying.md)."
+        )
     print(f"Run: coterie deploy run {folder}")
 
 
@@ -167,29 +207,26 @@ def run(
 
 @app.command()
 def status(folder: Deployment, json: Json = False) -> None:
-    """Show the processes of a deployment and how far its run is."""
+    """Show the processes of a deployment, how far its run is, and whose answers are missing."""
     from coterie.deploy.local import Deployment as Local
-    from coterie.running.folder import RunFolder
+    from coterie.deploy.local import describe_status
 
-    local = Local(folder)
-    lines = RunFolder(local.out).lines()
-    done = {"rounds": len(lines), "finished": (local.out / "summary.json").exists()}
+    found = Local(folder).status()
     if json:
         import json as json_
 
-        print(json_.dumps({"processes": local.status(), **done}))
+        print(json_.dumps(found))
         return
-    for entry in local.status():
-        word = "up" if entry["alive"] else "down"
-        print(f"{entry['role']:20} {word:5} process {entry['pid']:<8} {entry.get('listens', '')}")
-    print(f"{done['rounds']} rounds done" + (", finished" if done["finished"] else ""))
+    for line in describe_status(found):
+        print(line)
 
 
 @app.command()
 def logs(
     folder: Deployment,
     role: Annotated[
-        str | None, typer.Argument(help="superlink, server or node-NAME. Default: all.")
+        str | None,
+        typer.Argument(help="supervisor, superlink, server or node-NAME. Default: all."),
     ] = None,
     lines: Annotated[int, typer.Option(help="Number of lines of each.")] = 20,
 ) -> None:
@@ -213,7 +250,7 @@ def down(folder: Deployment) -> None:
 
     local = Local(folder)
     count = len(local.book.read())
-    hard = local.book.stop()
+    hard = local.down()
     print(f"{count} processes stopped" + (f", by force: {', '.join(hard)}" if hard else "") + ".")
 
 
@@ -274,8 +311,15 @@ def node(
         list[str] | None,
         typer.Option(help="A package or module whose code the run may use. May be repeated."),
     ] = None,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Use Flower's own SuperNode. Slower, and it runs apps."),
+    ] = False,
 ) -> None:
-    """Run a node on a client's machine until Ctrl-C: a SuperNode and its worker.
+    """Run a node on a client's machine until Ctrl-C, and start it again if it ends.
+
+    A node can serve several clients: --name has their names, separated by commas, and --data and
+    --key are folders with a file for each.
 
     Example:
 
@@ -285,7 +329,14 @@ def node(
     from coterie.deploy.node import run_node
 
     run_node(
-        home, name, data, superlink, certificate=certificate, key=key, allow=tuple(allow or ())
+        home,
+        name,
+        data,
+        superlink,
+        certificate=certificate,
+        key=key,
+        allow=tuple(allow or ()),
+        stock=stock,
     )
 
 

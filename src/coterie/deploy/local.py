@@ -1,14 +1,22 @@
-"""A whole federation on this machine, for trials: SuperLink, nodes, certificates and keys."""
+"""A whole federation on this machine: SuperLink, nodes, certificates and keys.
 
+`coterie deploy up` writes a plan and starts a supervisor, which starts everything else and starts
+again what ends (`deploy.supervisor`).
+"""
+
+import contextlib
 import json
+import secrets
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.core.errors import ConfigError
+from coterie.deploy.node import node_command
 from coterie.deploy.processes import (
     Book,
     alive,
@@ -18,9 +26,20 @@ from coterie.deploy.processes import (
     wait_for_port,
 )
 from coterie.deploy.server import DELIVERED, locked
+from coterie.engines.relay import live_file, private
 from coterie.running.folder import RunFolder, read_json
 
 CONNECTION = "deployment"
+SUPERVISOR, SUPERLINK, SERVER = "supervisor", "superlink", "server"
+
+
+class Role(NamedTuple):
+    """A process of a deployment."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    note: dict[str, Any]
 
 
 class Deployment:
@@ -38,7 +57,7 @@ class Deployment:
         self.keys = self.state / "keys"
         self.home = self.state / "flower"
         self.out = self.folder / "run"  # the run folder
-        self.also: list[str] = []  # additional names of this machine for the certificate
+        self.events_file = self.state / "events.jsonl"
 
     # starting
 
@@ -47,64 +66,96 @@ class Deployment:
         names: list[str],
         data: str,
         *,
-        host: str,
-        port: int | None,
-        insecure: bool,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        insecure: bool = False,
         allow: tuple[str, ...] = (),
+        also: tuple[str, ...] = (),
+        database: bool = False,
+        stock: bool = False,
+        per_node: int = 1,
+        foreground: bool = False,
     ) -> dict[str, Any]:
-        """Start a SuperLink and a node for each name; `allow`: packages whose code nodes run."""
-        if any(map(alive, self.book.read())):
+        """Start a supervisor, which starts a SuperLink and nodes for all names.
+
+        Parameters
+        ----------
+        data
+            The data of the clients, as for a worker.
+        host, port
+            Where the SuperLink listens.
+        insecure
+            Use no TLS and no node keys.
+        allow
+            Packages whose code nodes may run.
+        also
+            Further names of this machine, for its certificate.
+        database
+            Keep the SuperLink's state in a file instead of in memory.
+        stock
+            Use Flower's own nodes.
+        per_node
+            Number of clients that share a process.
+        foreground
+            Supervise in this process, until it is told to end.
+        """
+        entries = {entry["role"]: entry for entry in self.book.read() if alive(entry)}
+        if SUPERVISOR in entries:
             raise ConfigError(
                 f"{self.folder} is already running. See: coterie deploy status {self.folder}"
             )
-        self.state.mkdir(exist_ok=True, mode=0o700)
-        self.book.stop()  # removes processes that have ended
-        self.start_server(host=host, port=port, insecure=insecure)
-        for name in names:
-            self.start_node(name, data, allow)
+        if not entries:
+            tool("flower-superlink")  # raises an error if Flower is not installed
+            self.state.mkdir(exist_ok=True, mode=0o700)
+            self.book.stop()  # removes processes that have ended
+            plan = {
+                "host": host,
+                "port": port or free_port(_near(host)),
+                "insecure": insecure,
+                "allow": allow,
+                "database": database,
+                "stock": stock,
+                "data": data,
+                "nodes": [names[i : i + per_node] for i in range(0, len(names), per_node)],
+            }
+            self._prepare(plan, also)
+        if foreground:
+            from coterie.deploy.supervisor import Supervisor
+
+            Supervisor(self).run()
+            return self.address
+        command = [sys.executable, "-m", "coterie.deploy.supervisor", str(self.folder)]
+        since = len(self.events())
+        self.book.start(SUPERVISOR, command, environment(self.home))
+        self._wait_until_ready(since)
         return self.address
 
-    def start_server(self, *, host: str, port: int | None, insecure: bool) -> None:
-        """Start the SuperLink and, as a separate process, the executor of the server app.
+    def _prepare(self, plan: dict[str, Any], also: tuple[str, ...]) -> None:
+        """Write certificates, keys, addresses, and the plan for the supervisor."""
+        from coterie.deploy.keys import certificates, node_key, secret
+        from coterie.engines.flower_private import check_version, keep_token
 
-        As a separate process, the server app survives a restart of the SuperLink.
-        """
-        tool("flower-superlink")  # raises an error if Flower is not installed
-        from coterie.deploy.keys import certificates, secret
-
-        port = port or free_port("127.0.0.1" if host == "0.0.0.0" else host)
-        self.state.mkdir(exist_ok=True, mode=0o700)
-        self.keys.mkdir(exist_ok=True, mode=0o700)
-        if not insecure and not (self.keys / "server.crt").exists():
-            names = dict.fromkeys([host, *self.also, "127.0.0.1", "localhost"])
-            certificates(self.keys, [name for name in names if name != "0.0.0.0"])
+        check_version()
+        host, near = plan["host"], _near(plan["host"])
+        for folder in (self.keys, self.home):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        if not plan["insecure"] and not (self.keys / "server.crt").exists():
+            hosts = dict.fromkeys([host, *also, "127.0.0.1", "localhost"])
+            certificates(self.keys, [name for name in hosts if name != "0.0.0.0"])
         if not (self.keys / "superexec.secret").exists():
             secret(self.keys / "superexec.secret")
-        near = "127.0.0.1" if host == "0.0.0.0" else host
-        self._address(near, port, insecure)
-        env = environment(self.home)
-        shared = ["--superexec-auth-secret-file", str(self.keys / "superexec.secret")]
-        link = [tool("flower-superlink"), "--host", host, "--port", str(port), *shared]
-        link += ["--database", str(self.state / "superlink.db"), "--isolation", "process"]
-        link += ["--disable-runtime-dependency-installation"]
-        runs = [tool("flower-superexec"), "--runtime-api-address", f"{near}:{port}", *shared]
-        if insecure:
-            link += ["--insecure"]
-            runs += ["--insecure"]
-        else:
-            link += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
-            link += ["--ssl-certfile", str(self.keys / "server.crt")]
-            link += ["--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth"]
-            runs += ["--root-certificates", str(self.keys / "ca.crt")]
-        self.book.start("superlink", link, env, listens=f"{host}:{port}")
-        if not wait_for_port(near, port, 90.0):
-            self.book.stop()
-            raise ConfigError(f"The SuperLink did not start. See {self.state}/logs/superlink.log")
-        self.book.start("server", runs, env)
+        if not (self.keys / "control.token").exists():
+            private(self.keys / "control.token", secrets.token_hex(32).encode())
+        self._write_address(near, plan["port"], plan["insecure"])
+        keep_token(self.home, f"{near}:{plan['port']}", self.token)
+        for name in [name for node in plan["nodes"] for name in node]:
+            if not plan["insecure"] and not (self.keys / "nodes" / name).exists():
+                node_key(self.keys / "nodes" / name)
+        private(self.state / "plan.json", json.dumps(plan, indent=1).encode())
+        self.events_file.unlink(missing_ok=True)
 
-    def _address(self, host: str, port: int, insecure: bool) -> None:
+    def _write_address(self, host: str, port: int, insecure: bool) -> None:
         """Write the address at which `flwr` and nodes find the SuperLink."""
-        self.home.mkdir(parents=True, exist_ok=True)
         lines = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]"]
         lines.append(f'address = "{host}:{port}"')
         if insecure:
@@ -115,33 +166,112 @@ class Deployment:
         content = {"superlink": f"{host}:{port}", "insecure": insecure}
         (self.state / "address.json").write_text(json.dumps(content))
 
+    def _wait_until_ready(self, since: int, seconds: float = 180.0) -> None:
+        """Wait until the supervisor has started everything."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            new = self.events()[since:]
+            if any(event["text"] == "ready" for event in new):
+                return
+            supervisor = [e for e in self.book.read() if e["role"] == SUPERVISOR and alive(e)]
+            if not supervisor:
+                break
+            time.sleep(0.2)
+        self.down()
+        raise ConfigError(
+            f"The deployment did not start. For the reason: coterie deploy logs {self.folder}"
+        )
+
     @property
     def address(self) -> dict[str, Any]:
         """The address of the SuperLink, and whether it runs without TLS."""
         return read_json(self.state / "address.json")
 
+    @property
+    def token(self) -> str:
+        """The token without which the SuperLink obeys no command."""
+        return (self.keys / "control.token").read_text()
+
+    @property
+    def certificate(self) -> Path | None:
+        """The certificate that nodes need; None without TLS."""
+        return None if self.address["insecure"] else self.keys / "ca.crt"
+
+    # what the supervisor starts
+
+    def roles(self) -> list[Role]:
+        """The processes in the plan, in the order in which they start."""
+        plan = read_json(self.state / "plan.json")
+        env = environment(self.home)
+        shared = ["--superexec-auth-secret-file", str(self.keys / "superexec.secret")]
+        link = [sys.executable, "-m", "coterie.deploy.superlink", str(self.keys / "control.token")]
+        link += ["--host", plan["host"], "--port", str(plan["port"]), *shared]
+        link += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+        if plan["database"]:
+            link += ["--database", str(self.state / "superlink.db")]
+        # The executor is a separate process, so that the server app outlives a SuperLink that ends.
+        runs = [tool("flower-superexec"), *shared]
+        runs += ["--runtime-api-address", f"{_near(plan['host'])}:{plan['port']}"]
+        if plan["insecure"]:
+            link, runs = [*link, "--insecure"], [*runs, "--insecure"]
+        else:
+            link += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
+            link += ["--ssl-certfile", str(self.keys / "server.crt")]
+            link += ["--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth"]
+            runs += ["--root-certificates", str(self.keys / "ca.crt")]
+        listens = f"{plan['host']}:{plan['port']}"
+        roles = [Role(SUPERLINK, link, env, {"listens": listens}), Role(SERVER, runs, env, {})]
+        return roles + [self.node_role(names, plan) for names in plan["nodes"]]
+
+    def node_role(self, names: list[str], plan: dict[str, Any]) -> Role:
+        """The process of a node on this machine."""
+        home, key = self.state / "nodes", self.keys / "nodes"
+        if len(names) == 1:
+            home, key = home / names[0], key / names[0]
+        command = node_command(
+            home,
+            ",".join(names),
+            plan["data"],
+            self.address["superlink"],
+            self.certificate,
+            None if plan["insecure"] else key,
+            tuple(plan["allow"]),
+            plan["stock"],
+        )
+        more = f"-and-{len(names) - 1}-more" if len(names) > 1 else ""
+        env = {**environment(home / "flower"), "OMP_NUM_THREADS": "1"}
+        return Role(f"node-{names[0]}{more}", command, env, {"clients": names})
+
+    def register_keys(self) -> dict[str, str]:
+        """Register the public keys of all nodes; return those that were refused, and why."""
+        from coterie.engines.flower_private import Control
+
+        known = [*self.keys.glob("nodes/*.pub"), *self.keys.glob("registered/*.pub")]
+        if not known or self.address["insecure"]:
+            return {}
+        control = Control(self.address["superlink"], self.certificate, self.token)
+        return control.register({path.stem: path for path in known})
+
     def register(self, name: str, public: Path) -> None:
-        """Register the public key of a node under a name."""
-        said = self.flwr("supernode", "register", str(public), CONNECTION, "--name", name)
-        if said.returncode and "already" not in said.stdout + said.stderr:
-            raise ConfigError(
-                f"The key {public} could not be registered: {(said.stdout + said.stderr).strip()}"
-            )
+        """Register the public key of a node on another machine under a name."""
+        kept = self.keys / "registered" / f"{name}.pub"
+        kept.parent.mkdir(exist_ok=True, mode=0o700)
+        if public.resolve() != kept:
+            shutil.copyfile(public, kept)
+        refused = self.register_keys()
+        if name in refused:
+            kept.unlink()
+            raise ConfigError(f"The key {public} could not be registered: {refused[name]}")
 
-    def start_node(self, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
-        """Start a node on this machine, with its own key."""
-        from coterie.deploy.keys import node_key
+    def down(self) -> list[str]:
+        """Stop all processes; return those that had to be killed."""
+        return [*self.book.stop([SUPERVISOR], seconds=45.0), *self.book.stop()]
 
-        home, address = self.state / "nodes" / name, self.address
-        command = [sys.executable, "-m", "coterie.deploy.node", str(home), name, data]
-        command.append(address["superlink"])
-        command += [word for package in allow for word in ("--allow", package)]
-        if not address["insecure"]:
-            key = self.keys / "nodes" / name
-            if not key.exists():
-                self.register(name, node_key(key))
-            command += ["--certificate", str(self.keys / "ca.crt"), "--key", str(key)]
-        self.book.start(f"node-{name}", command, environment(home / "flower"), client=name)
+    def events(self) -> list[dict[str, Any]]:
+        """What the supervisor noticed and did."""
+        if not self.events_file.exists():
+            return []
+        return [json.loads(line) for line in self.events_file.read_text().splitlines()]
 
     # running
 
@@ -160,14 +290,23 @@ class Deployment:
         """Start the server app; return Flower's number of the run."""
         words = ["run", str(self.folder), CONNECTION, "--format", "json"]
         pairs = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        said = self.flwr(*words, *(["--run-config", pairs] if pairs else []))
-        try:
-            answer = json.loads(said.stdout[said.stdout.index("{") :])
-            return str(answer["run-id"])
-        except (ValueError, KeyError):
-            raise ConfigError(
-                f"The run could not be started: {(said.stdout + said.stderr).strip()}"
-            ) from None
+        end = time.monotonic() + 120.0
+        while True:
+            said = self.flwr(*words, *(["--run-config", pairs] if pairs else []))
+            with contextlib.suppress(ValueError, KeyError):
+                answer = json.loads(said.stdout[said.stdout.index("{") :])
+                return str(answer["run-id"])
+            # The supervisor may be starting the SuperLink again.
+            if self._answers() or time.monotonic() >= end:
+                raise ConfigError(
+                    f"The run could not be started: {(said.stdout + said.stderr).strip()}"
+                )
+            time.sleep(1.0)
+
+    def _answers(self) -> bool:
+        """Whether the SuperLink accepts connections."""
+        host, _, port = self.address["superlink"].rpartition(":")
+        return wait_for_port(host, int(port), 1.0)
 
     def flower_status(self, run: str) -> str:
         """Flower's status of a run: pending, starting, running, finished:completed, ..."""
@@ -186,6 +325,7 @@ class Deployment:
         self.out = Path(config.get("out", self.out))
         folder = RunFolder(self.out)
         told = before = len(folder.lines())
+        noticed = len(self.events())
         for attempt in range(attempts):
             began = time.time()
             number = self.submit(config)
@@ -201,6 +341,10 @@ class Deployment:
                 for line in lines[told:]:
                     say(_format_line(line))
                 told = len(lines)
+                events = self.events()
+                for event in events[noticed:]:
+                    say(f"{event['role']}: {event['text']}")
+                noticed = len(events)
                 # A server has the lock of its run folder, and loses it when it dies.
                 busy = locked(self.out)
                 dead = seen and not busy and not self._has_delivered(began)
@@ -223,9 +367,53 @@ class Deployment:
 
     # looking
 
-    def status(self) -> list[dict[str, Any]]:
-        """The processes, and whether they are alive."""
-        return [{**entry, "alive": alive(entry)} for entry in self.book.read()]
+    def status(self) -> dict[str, Any]:
+        """The processes, the nodes, the round, and whose answers are missing."""
+        events, now, processes = self.events(), time.time(), []
+        for entry in self.book.read():
+            up = alive(entry)
+            restarts = [e for e in events if e["role"] == entry["role"] and e["kind"] == "ended"]
+            about = {**entry, "alive": up, "restarts": len(restarts)}
+            if restarts:
+                about["last_end"] = restarts[-1]["text"]
+            if entry["role"] == SUPERLINK:
+                about["answers"] = up and self._answers()
+            if "clients" in entry:
+                about["seen"] = {name: self._seen(name, now) for name in entry["clients"]}
+            processes.append(about)
+        rounds = read_json(self.folder / "app" / "run.json").get("run", {}).get("rounds")
+        return {
+            "processes": processes,
+            "nodes": self._registered(processes, now),
+            "rounds": len(RunFolder(self.out).lines()),
+            "of": rounds,
+            "finished": (self.out / "summary.json").exists(),
+            "running": locked(self.out),
+            "waiting": self._waiting(now) if locked(self.out) else [],
+        }
+
+    def _seen(self, name: str, now: float) -> dict[str, Any] | None:
+        """When a client on this machine last reached the SuperLink, and what it does."""
+        path = self.node_home(name) / "seen.json"
+        with contextlib.suppress(OSError, ValueError):
+            about = json.loads(path.read_text())
+            return {**about, "seconds_ago": round(now - about["seen"], 1)}
+        return None
+
+    def _registered(self, processes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+        """All nodes that may connect, as the SuperLink sees them."""
+        if not any(p.get("answers") for p in processes) or self.address["insecure"]:
+            return []
+        from coterie.engines.flower_private import Control
+
+        return Control(self.address["superlink"], self.certificate, self.token).nodes(now)
+
+    def _waiting(self, now: float) -> list[dict[str, Any]]:
+        """Clients whose answers are missing, and for how long."""
+        with contextlib.suppress(OSError, ValueError):
+            entries = json.loads(live_file(self.out).read_text())
+            return [{**e, "seconds": round(now - e["since"], 1)} for e in entries]
+        return []
 
     def node_home(self, client: str) -> Path:
         """The folder of a client's node."""
@@ -243,3 +431,42 @@ def _format_line(line: dict[str, Any]) -> str:
     if "abandoned" in line:
         parts.append(f"abandoned: {line['abandoned']}")
     return "  ".join(parts)
+
+
+def _near(host: str) -> str:
+    """The address at which processes of this machine reach a host's SuperLink."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def describe_status(found: dict[str, Any]) -> list[str]:
+    """The status of a deployment, as lines for a person."""
+    lines = []
+    for entry in found["processes"]:
+        parts = [f"{entry['role']:20} {'up' if entry['alive'] else 'DOWN':5} {entry['pid']:<8}"]
+        if "answers" in entry:
+            answers = "answers" if entry["answers"] else "DOES NOT ANSWER"
+            parts.append(f"{entry['listens']}, {answers}")
+        for name, seen in entry.get("seen", {}).items():
+            who = f"{name} " if len(entry["seen"]) > 1 else ""
+            if seen is None:
+                parts.append(f"{who}not seen yet")
+                continue
+            doing = f", {seen['doing']}" if seen["doing"] else ""
+            parts.append(f"{who}seen {seen['seconds_ago']:g} s ago{doing}")
+        if entry["restarts"]:
+            parts.append(f"ended {entry['restarts']} times, last: {entry['last_end']}")
+        lines.append("  ".join(parts))
+    here = {name for entry in found["processes"] for name in entry.get("clients", ())}
+    for node in found["nodes"]:
+        if node["name"] not in here:
+            beat = "never" if node["heartbeat"] is None else f"{node['heartbeat']:g} s ago"
+            lines.append(f"{'remote ' + node['name']:20} {node['status']:8} last heartbeat {beat}")
+    done = f"{found['rounds']} of {found['of'] or '?'} rounds done"
+    if found["finished"]:
+        lines.append(f"{done}, finished")
+    elif not found["running"]:
+        lines.append(f"{done}, no run is active")
+    else:
+        late = [f"{w['client']} ({w['seconds']:g} s)" for w in found["waiting"]]
+        lines.append(f"{done}, " + (f"waiting for {', '.join(late)}" if late else "running"))
+    return lines

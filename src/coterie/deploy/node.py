@@ -1,4 +1,8 @@
-"""A node: a SuperNode and its worker, which are started, kept alive and stopped together."""
+"""A node on a client's machine: its processes are started, kept alive and stopped together.
+
+By default this is one process, which talks to the SuperLink itself (`deploy.fleet`). A stock node
+has Flower's SuperNode and, beside it, a worker; it needs nothing that Flower keeps private.
+"""
 
 import argparse
 import os
@@ -7,14 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.deploy.processes import environment, free_port, tool
+from coterie.deploy.processes import Backoff, environment, free_port, tool
 
 REFUSED = "Exit Code: 305"  # Flower's output for a node that may not connect
-PATIENCE = (1.0, 2.0, 5.0)  # seconds before a process that ended is started again
 
 
 @dataclass
@@ -25,19 +28,18 @@ class Part:
     command: list[str]
     env: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
-    failures: int = 0
-    due: float = 0.0
-    since: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff((1.0, 2.0, 5.0)))
     refused: bool = False
 
     def look(self) -> None:
         """Start the process, or start it again if it has ended."""
         if self.process is None:
-            if time.monotonic() >= self.due:
+            if time.monotonic() >= self.backoff.due:
                 self.process = subprocess.Popen(
                     self.command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
-                self.since, self.refused = time.monotonic(), False
+                self.refused = False
+                self.backoff.started()
                 threading.Thread(target=self.listen, args=(self.process,), daemon=True).start()
                 print(f"{self.name} started, process {self.process.pid}", flush=True)
             return
@@ -45,9 +47,7 @@ class Part:
         if code is None:
             return
         self.process = None
-        self.failures = 0 if time.monotonic() - self.since > 60 else self.failures + 1
-        pause = PATIENCE[min(self.failures, len(PATIENCE) - 1)]
-        self.due = time.monotonic() + pause
+        pause = self.backoff.failed()
         why = f"ended with code {code}"
         if self.refused:
             why = (
@@ -74,14 +74,54 @@ def run_node(
     certificate: Path | None,
     key: Path | None,
     allow: tuple[str, ...] = (),
+    stock: bool = False,
 ) -> None:
-    """Keep a node running until it is stopped."""
+    """Keep a node running until it is stopped.
+
+    `name` may be several names, separated by commas, unless the node is a stock node.
+    """
     home = home.resolve()
-    if any(letter in f"{name}{home}" for letter in "\"'\n="):
-        raise SystemExit(
-            f"The name and the folder must not contain quotes or =. Got {name}, {home}."
-        )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if stock:
+        parts = _stock_parts(home, name, data, superlink, certificate, key, allow)
+    else:
+        command = node_command(home, name, data, superlink, certificate, key, allow)
+        parts = [Part("node", [*command, "--with-parent"], environment(home / "flower"))]
+    _keep(parts)
+
+
+def node_command(
+    home: Path,
+    names: str,
+    data: str,
+    superlink: str,
+    certificate: Path | None,
+    key: Path | None,
+    allow: tuple[str, ...],
+    stock: bool = False,
+) -> list[str]:
+    """The command that runs a node."""
+    module = "coterie.deploy.node" if stock else "coterie.deploy.fleet"
+    command = [sys.executable, "-m", module, str(home), names, data, superlink]
+    command += [] if certificate is None else ["--certificate", str(certificate)]
+    command += [] if key is None else ["--key", str(key)]
+    return command + [word for package in allow for word in ("--allow", package)]
+
+
+def _stock_parts(
+    home: Path,
+    name: str,
+    data: str,
+    superlink: str,
+    certificate: Path | None,
+    key: Path | None,
+    allow: tuple[str, ...],
+) -> list[Part]:
+    """The processes of a stock node: worker, relays and Flower's SuperNode."""
+    if any(letter in f"{name}{home}" for letter in "\"'\n=,"):
+        raise SystemExit(
+            f"The name and the folder must not contain quotes, commas or =. Got {name}, {home}."
+        )
     env = environment(home / "flower")
     worker = [sys.executable, "-m", "coterie.deploy.worker", str(home), name, data]
     worker += [word for package in allow for word in ("--allow", package)]
@@ -93,11 +133,15 @@ def run_node(
     quick = {**env, "PATH": f"{home / 'bin'}{os.pathsep}{env['PATH']}"}
     relays = [sys.executable, "-m", "coterie.deploy.relays"]
     relays += [str(home / "bin"), tool("flwr-clientapp")]
-    parts = [
+    return [
         Part("worker", worker, {**env, "OMP_NUM_THREADS": "1"}),
         Part("relays", relays, env),
         Part("supernode", node, quick),
     ]
+
+
+def _keep(parts: list[Part]) -> None:
+    """Keep processes running until this process is told to end."""
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stopping.append(number))
@@ -120,7 +164,7 @@ def run_node(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a node: python -m coterie.deploy.node HOME NAME DATA SUPERLINK."""
+    """Run a stock node: python -m coterie.deploy.node HOME NAME DATA SUPERLINK."""
     parser = argparse.ArgumentParser(prog="coterie.deploy.node")
     parser.add_argument("home", type=Path)
     parser.add_argument("name")
@@ -138,6 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
         certificate=given.certificate,
         key=given.key,
         allow=tuple(given.allow),
+        stock=True,
     )
 
 

@@ -82,6 +82,28 @@ def _alive_elsewhere(pid: int) -> str | None:
     return said.stdout.strip() or None
 
 
+class Backoff:
+    """The time to wait before a process that ended is started again.
+
+    It grows with every failure, and is short again after a minute without one.
+    """
+
+    def __init__(self, pauses: tuple[float, ...] = (1.0, 2.0, 5.0, 15.0, 30.0)) -> None:
+        self.pauses, self.failures = pauses, 0
+        self.due = self.since = 0.0  # when to start the process next, and when it was started
+
+    def started(self) -> None:
+        """Note that the process was started."""
+        self.since = time.monotonic()
+
+    def failed(self) -> float:
+        """Note that the process ended; the seconds until it is started again."""
+        self.failures = 1 if time.monotonic() - self.since > 60 else self.failures + 1
+        pause = self.pauses[min(self.failures, len(self.pauses)) - 1]
+        self.due = time.monotonic() + pause
+        return pause
+
+
 class Book:
     """The processes of a deployment, in a file."""
 
@@ -99,7 +121,7 @@ class Book:
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{role}.log"
-        with open(log, "ab") as file:
+        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
             process = subprocess.Popen(
                 command,
                 env=env,
@@ -108,14 +130,12 @@ class Book:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        entry = {
-            "role": role,
-            "pid": process.pid,
-            "started": start_time(process.pid),
-            "log": str(log),
-            **note,
-        }
-        self._write([*self.read(), entry])
+        return self.add(role, process.pid, log=str(log), **note)
+
+    def add(self, role: str, pid: int, **note: Any) -> dict[str, Any]:
+        """Note a process; an earlier one with this role is replaced."""
+        entry = {"role": role, "pid": pid, "started": start_time(pid), "at": time.time(), **note}
+        self._write([*(e for e in self.read() if e["role"] != role), entry])
         return entry
 
     def stop(self, roles: list[str] | None = None, seconds: float = 20.0) -> list[str]:
@@ -153,6 +173,16 @@ class Book:
 def alive(entry: dict[str, Any]) -> bool:
     """Whether the process that was started is still running."""
     return start_time(entry["pid"]) == entry["started"] is not None
+
+
+def why_ended(entry: dict[str, Any]) -> str:
+    """How a process ended, if it was a child of this process."""
+    with contextlib.suppress(ChildProcessError):
+        pid, status = os.waitpid(entry["pid"], os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if pid else 0
+        if pid:
+            return f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    return "ended"
 
 
 def _reap(entries: list[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ except (OSError, ValueError):
 
 def listen(folder: Path, real: str) -> None:
     """Write the command to a folder, and fork a relay for each of its calls."""
-    from coterie.engines.flower import clientapp
+    from coterie.engines.flower_private import clientapp
 
     run = clientapp()
     place = Path(tempfile.mkdtemp(prefix="coterie-"))

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             "run.restarts must be 1 in a deployment, which cannot repeat a run. Set it to 1."
         )
     torch.set_num_threads(settings.threads or 1)
+    os.umask(0o077)  # the run folder is for its owner alone
     out = Path(str(config["out"])).expanduser()
     with _alone(out):
         run = RunFolder(out)
@@ -67,6 +69,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             names=names,
             deadline=float(config["deadline"]),
             at_least=int(config["at-least"]),
+            poll=0.05,
             on_join=remember,
         )
         began = any(run.checkpoints.glob("*.json"))

@@ -1,8 +1,9 @@
-"""The worker of a node: a long-lived process with torch, the data and the memory of a client.
+"""The worker of a client: it has torch, the data and the memory, and answers messages.
 
 It is a simulation of one client that gets its calls from messages. It uses the same engine and the
-same keys as a simulation, so it computes the same numbers. It listens on a Unix socket that only
-its owner can open, and a process that connects must know the key in the node's folder.
+same keys as a simulation, so it computes the same numbers. `deploy.fleet` connects workers to the
+SuperLink. Beside a stock node, a worker is a process of its own: it listens on a Unix socket that
+only its owner can open, and a process that connects must know the key in the node's folder.
 """
 
 import argparse
@@ -275,7 +276,7 @@ def listen(worker: Worker) -> None:
         os._exit(0)
 
     signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=_follow, args=(os.getppid(), leave), daemon=True).start()
+    threading.Thread(target=follow, args=(os.getppid(), leave), daemon=True).start()
     while True:
         try:
             with listener.accept() as connection:
@@ -283,9 +284,8 @@ def listen(worker: Worker) -> None:
                 began = time.perf_counter()
                 answer = worker.handle(asked)
                 seconds = time.perf_counter() - began
-                names = [_name(call["task"]) for call in asked.head.get("calls", ())]
                 print(
-                    f"round {asked.head.get('round', -1) + 1}: {' '.join(names) or 'hello'} "
+                    f"round {asked.head.get('round', -1) + 1}: {describe_calls(asked.head)} "
                     f"in {seconds:.2f} s",
                     flush=True,
                 )
@@ -294,13 +294,15 @@ def listen(worker: Worker) -> None:
             print(f"a message was lost: {type(error).__name__} {error}", flush=True)
 
 
-def _name(task: dict[str, Any]) -> str:
-    """The name of a task or question, for the log."""
-    return str(task.get("name") or task["question"].partition(":")[2])
+def describe_calls(head: dict[str, Any]) -> str:
+    """The names of the tasks and questions of a message, for the log."""
+    tasks = [call["task"] for call in head.get("calls", ())]
+    names = [str(task.get("name") or task["question"].partition(":")[2]) for task in tasks]
+    return " ".join(names) or "hello"
 
 
-def _follow(parent: int, leave: Any) -> None:
-    """End when the node does."""
+def follow(parent: int, leave: Any) -> None:
+    """End when the parent process does."""
     while os.getppid() == parent:
         time.sleep(1.0)
     leave()

@@ -1,11 +1,12 @@
-"""Messages over Flower. Only this module imports `flwr`.
+"""Messages over Flower, through its public interface (for the rest see `flower_private`).
 
-On the server, a Flower grid becomes a `Link` for `engines.remote`. On a client, a relay passes
+On the server, a Flower grid becomes a `Link` for `engines.remote`. On a stock node, a relay passes
 every message to the worker of its node. Neither side imports torch, because the relay is a new
 process for every message and must start quickly.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,28 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engines.relay import Envelope, Link, ask_worker
+from coterie.engines.relay import Envelope, Link, ask_worker, live_file, private
 
 TYPE = "query.coterie"
-HEAD, JSON, DATA = "head", "json", "data"
+HEAD, JSON, DATA, PACKED = "head", "json", "data", "blob-"
+SMALL = 256 * 1024
+"""Largest blob, in bytes, that travels inside the head."""
 
 
 def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -> RecordDict:
     """An envelope as Flower's records.
 
-    Blobs become arrays of bytes. Flower splits them into pieces, and an array that goes to several
-    nodes (the same object, from `known`) is sent once.
+    Flower sends every record, array and piece of an array as a request of its own. A small blob
+    therefore travels inside the head. A large one becomes an array of bytes, which is sent once if
+    it goes to several nodes (the same object, from `known`).
     """
     known = {} if known is None else known
-    records = RecordDict({HEAD: ConfigRecord({JSON: json.dumps(message.head)})})
+    head = ConfigRecord({JSON: json.dumps(message.head)})
+    records = RecordDict({HEAD: head})
     for name, blob in message.blobs.items():
+        if len(blob) <= SMALL:
+            head[PACKED + name] = blob
+            continue
         if name not in known:
             array = Array("uint8", (len(blob),), "coterie.wire", blob)
             known[name] = ArrayRecord({DATA: array})
@@ -38,15 +46,24 @@ def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -
 
 def from_records(records: RecordDict) -> Envelope:
     """The envelope in Flower's records."""
-    head = json.loads(str(records.config_records[HEAD][JSON]))
-    return Envelope(head, {name: r[DATA].data for name, r in records.array_records.items()})
+    record = records.config_records[HEAD]
+    blobs = {name: r[DATA].data for name, r in records.array_records.items()}
+    for name, blob in record.items():
+        if name.startswith(PACKED) and isinstance(blob, bytes):
+            blobs[name.removeprefix(PACKED)] = blob
+    return Envelope(json.loads(str(record[JSON])), blobs)
 
 
 class GridLink:
-    """A Flower grid as a link. An answer is identified by the message that it replies to."""
+    """A Flower grid as a link. An answer is identified by the message that it replies to.
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    `live` is a file for the answers that are being waited for, which `coterie deploy status` reads.
+    """
+
+    def __init__(self, grid: Grid, live: Path | None = None) -> None:
+        self.grid, self.live = grid, live
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._told = ""
 
     def nodes(self) -> dict[int, str]:
         if not hasattr(self.grid, "get_nodes"):
@@ -60,13 +77,30 @@ class GridLink:
             for node, envelope in messages
         ]
         numbers = list(self.grid.push_messages(out)) if out else []
+        now = time.time()
+        self._waiting = {k: v for k, v in self._waiting.items() if v["until"] > now}
+        for (node, asked), number in zip(messages, numbers, strict=False):
+            if not number:
+                continue
+            who = asked.head["client"] or f"node {node}"
+            about = {"client": who, "round": asked.head["round"] + 1, "since": now}
+            self._waiting[number] = {**about, "until": now + seconds}
+        self._tell()
         return [number or None for number in numbers] or [None] * len(out)
+
+    def _tell(self) -> None:
+        """Write who has not answered yet."""
+        text = json.dumps(list(self._waiting.values()))
+        if self.live is not None and text != self._told:
+            private(self.live, text.encode())
+            self._told = text
 
     def pull(self, numbers: set[str]) -> list[tuple[str, Envelope | str]]:
         answers: list[tuple[str, Envelope | str]] = []
         for reply in self.grid.pull_messages(list(numbers)):
             # Answers of the SuperLink itself do not contain the node that was asked.
             number = reply.metadata.reply_to_message_id
+            self._waiting.pop(number, None)
             if reply.has_error():
                 answers.append((number, f"error {reply.error.code}: {reply.error.reason}"))
                 continue
@@ -74,6 +108,7 @@ class GridLink:
                 answers.append((number, from_records(reply.content)))
             except (KeyError, ValueError, TypeError) as error:
                 answers.append((number, f"the answer cannot be read ({error!r})"))
+        self._tell()
         return answers
 
 
@@ -81,7 +116,11 @@ def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: P
     """A Flower server app that runs the app in a folder (see `coterie.deploy`)."""
 
     def main(grid: Grid, context: Context) -> None:
-        serve(GridLink(grid), folder, context.run_config)
+        from coterie.engines.flower_private import pull_quickly
+
+        pull_quickly()
+        out = Path(str(context.run_config["out"])).expanduser()
+        serve(GridLink(grid, live_file(out)), folder, context.run_config)
 
     app = ServerApp()
     app.main()(main)
@@ -89,7 +128,7 @@ def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: P
 
 
 def client_app() -> ClientApp:
-    """A Flower client app that passes every message to the worker of its node."""
+    """The client app of stock nodes, which passes every message to the worker of its node."""
 
     def relay(message: Message, context: Context) -> Message:
         asked = from_records(message.content)
@@ -101,11 +140,3 @@ def client_app() -> ClientApp:
     app = ClientApp()
     app.query("coterie")(relay)
     return app
-
-
-def clientapp() -> Callable[[], None]:
-    """Flower's command `flwr-clientapp`, loaded and ready, with the relay's own modules."""
-    from flwr.supernode.cli import flwr_clientapp
-
-    run: Callable[[], None] = flwr_clientapp
-    return run

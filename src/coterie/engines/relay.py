@@ -77,6 +77,11 @@ def ask_worker(
     raise TimeoutError(f"the worker in {home} did not answer within {seconds:.0f} s{reason}")
 
 
+def live_file(out: Path) -> Path:
+    """The file beside a run folder that says whose answers are missing."""
+    return out.with_name(out.name + ".live.json")
+
+
 def private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read."""
     path.unlink(missing_ok=True)
