@@ -68,10 +68,10 @@ def federation(folder: Path, tables: dict[str, Any], *, insecure: bool = False, 
     write_app(folder, tables, clients, options.pop("deadline", 60.0))
     local = Deployment(folder)
     try:
-        local.up(names, "run", host="127.0.0.1", port=None, insecure=insecure)
+        local.up(names, "run", insecure=insecure, **options)
         yield local
     finally:
-        local.book.stop()
+        local.down()
 
 
 def state_of(folder: Path) -> tuple[int, str]:

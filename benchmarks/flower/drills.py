@@ -1,9 +1,11 @@
-"""Twenty drills: a process of a federation is killed during a round, and the run must continue.
+"""Drills: a process of a federation is killed during a round, and the run must continue.
 
 All drills use one federation on loopback, with TLS and node keys: four clients with digits in two
 orientations, and six rounds of `census` each. Killed processes restart by themselves. A drill is
 passed if the run finishes, the groups are the two orientations (adjusted Rand index 1 over all
-clients that trained), and no client is counted twice in an exchange.
+clients that trained), and no client is counted twice in an exchange. In the first twenty drills a
+node, the server app, or both are killed, or a node stops answering. In the others the SuperLink is
+killed, and the supervisor starts it again. `--stock` repeats the twenty with Flower's own nodes.
 """
 
 import argparse
@@ -27,13 +29,18 @@ from coterie.running.build import make_data
 from coterie.running.folder import RunFolder
 
 ROUNDS = 6
-KINDS = ("supernode killed", "server app killed", "both killed", "never answers", "worker killed")
+KINDS = ("node killed", "server app killed", "both killed", "never answers", "worker killed")
+LINK = "SuperLink killed"
+TWENTY = 20
 DEADLINE = 25
 
 
 def process_of(local: Deployment, client: str, part: str) -> int:
-    """The process number of a part of a node, from the last entry of the node's log."""
+    """The process number of a node; of a stock node, of one of its parts, from its log."""
+    entry = next(e for e in local.book.read() if e["role"] == f"node-{client}")
     text = (local.state / "logs" / f"node-{client}.log").read_text(errors="replace")
+    if "supernode started, process" not in text:
+        return int(entry["pid"])
     return int(re.findall(rf"^{part} started, process (\d+)", text, re.M)[-1])
 
 
@@ -69,8 +76,11 @@ def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pau
     while (not began.exists() or len(RunFolder(out).lines()) < after) and time.monotonic() < end:
         time.sleep(0.1)
     time.sleep(pause)
-    if kind in ("supernode killed", "both killed"):
-        quiet(f"SuperNode of {client}: {kill(process_of(local, client, 'supernode'))}")
+    if kind == LINK:
+        link = next(e["pid"] for e in local.book.read() if e["role"] == "superlink")
+        quiet(f"SuperLink: {kill(link)}")
+    if kind in ("node killed", "both killed"):
+        quiet(f"node of {client}: {kill(process_of(local, client, 'supernode'))}")
     if kind in ("server app killed", "both killed"):
         quiet(f"server app: {kill(server_app(local))}")
     if kind == "worker killed":
@@ -80,11 +90,17 @@ def strike(local: Deployment, out: Path, kind: str, client: str, after: int, pau
 
 
 def drill(
-    local: Deployment, number: int, kind: str, truth: torch.Tensor, sizes: dict[str, float]
+    local: Deployment,
+    number: int,
+    kind: str,
+    truth: torch.Tensor,
+    sizes: dict[str, float],
+    stock: bool,
 ) -> dict[str, Any]:
     """One run with one failure."""
     client = f"client-{number % 4}"
-    after, pause = number % 3, 1.0 + 1.7 * (number % 4)  # in round 1, 2 or 3; 1 to 6 s into it
+    after = number % 3  # in round 1, 2 or 3
+    pause = (1.0 + 1.7 * (number % 4)) / (1 if stock else 5)  # stock: 1 to 6 s into it
     out = local.folder / f"run-{number:02d}"
     thread = threading.Thread(target=strike, args=(local, out, kind, client, after, pause))
     began = time.monotonic()
@@ -97,8 +113,9 @@ def drill(
         line |= {"finished": False, "error": str(error)}
     thread.join()
     if kind == "never answers":
-        kill(process_of(local, client, "worker"), signal.SIGCONT)
-        kill(process_of(local, client, "worker"))
+        stopped = process_of(local, client, "worker")
+        kill(stopped, signal.SIGCONT)
+        kill(stopped)
     line["seconds"] = round(time.monotonic() - began)
     if not line["finished"]:
         return line
@@ -126,7 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--drills", type=int, default=20)
+    parser.add_argument("--drills", type=int, default=TWENTY + 4)
+    parser.add_argument("--stock", action="store_true", help="with Flower's own nodes")
+    parser.add_argument("--database", action="store_true", help="SuperLink with a database")
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     options = parser.parse_args()
@@ -138,11 +157,15 @@ def main() -> None:
         simulate_run(describe_run("census", 1), Path(place) / "one")  # in a round all answer once
         traffic = RunFolder(Path(place) / "one").summary()["traffic"]
         sizes = {phase: traffic[phase]["up"] / 4 for phase in ("train", "cluster")}
-        with federation(Path(place) / "real", tables, deadline=DEADLINE) as local:
+        kinds = {"stock": options.stock, "database": options.database}
+        with federation(Path(place) / "real", tables, deadline=DEADLINE, **kinds) as local:
             for number in range(options.first, options.drills):
-                kind = KINDS[number % len(KINDS)]
+                kind = KINDS[number % len(KINDS)] if number < TWENTY else LINK
                 quiet(f"drill {number + 1}: {kind}")
-                line = {"drill": number + 1, **drill(local, number, kind, truth, sizes)}
+                line = {
+                    "drill": number + 1,
+                    **drill(local, number, kind, truth, sizes, options.stock),
+                }
                 line["as_undisturbed"] = line.pop("state", None) == expected
                 lines.append(line)
                 print(json.dumps(line), flush=True)

@@ -1,13 +1,16 @@
-"""The time of a round of `census` on four clients: cold, warm and in one process; and its traffic.
+"""The time and the CPU seconds of a round on real nodes, with fast and with stock nodes, and cold.
 
-Cold: a client app without a worker, which loads torch and the data for every message. Warm: with
-the worker of each node. Bytes are counted by a proxy between the nodes and the SuperLink, and
-compared with the counter of the run and with the data passed to Flower. The bytes that idle nodes
-send are measured first and subtracted.
+For every setting (method, number of nodes, model) the same run is made in one process, on fast
+nodes, and on stock nodes, one after the other, with TLS and node keys. Cold: a client app without a
+worker, which loads torch and the data for every message. CPU seconds are read from /proc for every
+process of the deployment. With `--parts bytes`, a proxy between the nodes and the SuperLink counts
+bytes, which are compared with the counter of the run and with the data passed to Flower; the bytes
+that idle nodes send are measured first and subtracted.
 """
 
 import argparse
 import json
+import os
 import selectors
 import socket
 import statistics
@@ -17,10 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import describe_run, federation, note, quiet, simulate_run
+from common import describe_run, federation, note, quiet, simulate_run, state_of
 
 from coterie.deploy.app import write_app
+from coterie.deploy.keys import node_key
 from coterie.deploy.local import Deployment
+from coterie.deploy.node import node_command
+from coterie.deploy.processes import environment
 from coterie.running.folder import RunFolder
 
 COLD = '''"""A client app without a worker: everything is loaded for every message."""
@@ -97,19 +103,97 @@ def seconds(out: Path) -> list[float]:
     return [line["seconds"] for line in RunFolder(out).lines("timings.jsonl")]
 
 
-def timed(place: Path, kind: str, rounds: int) -> dict[str, Any]:
-    """Run warm or cold; the seconds of every round, and the median without first and last."""
-    tables = describe_run("census", rounds)
-    with federation(place / kind, tables, deadline=120.0) as local:
+def cpu_of(local: Deployment) -> dict[str, float]:
+    """CPU seconds so far of the SuperLink, the server app with its executor, and the nodes."""
+    parents, used = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        used[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with ended children
+    roles = {e["pid"]: e["role"].split("-")[0] for e in local.book.read()}
+    total: dict[str, float] = {}
+    for pid, spent in used.items():
+        above = pid
+        while above not in roles and above in parents:
+            above = parents[above]
+        role = roles.get(above)
+        if role is not None and not (role == "supervisor" and pid != above):
+            total[role] = total.get(role, 0.0) + spent
+    return total
+
+
+def timed(place: Path, kind: str, tables: dict[str, Any], clients: int) -> dict[str, Any]:
+    """One run on nodes: seconds of every round, and CPU seconds a round.
+
+    The first round waits until everything is loaded, and the last has an evaluation of its own, so
+    the median is over the others.
+    """
+    stock = kind in ("stock", "cold")
+    options: dict[str, Any] = {"deadline": 240.0, "clients": clients, "stock": stock}
+    options["database"] = kind in ("stock", "cold", "database")
+    options["per_node"] = clients if kind == "shared" else 1
+    with federation(place / kind, tables, **options) as local:
         if kind == "cold":
             (local.folder / "app" / "client_app.py").write_text(COLD)
             time.sleep(15)  # the quick command is there once its process has loaded Flower
             for shim in local.state.glob("nodes/*/bin/flwr-clientapp"):
                 shim.unlink()
-        whole = local.run({}, attempts=1, seconds=1500.0, say=quiet)
+        marks, loads = [], []
+
+        def say(text: str) -> None:
+            quiet(text)
+            if text.startswith("round"):
+                marks.append((int(text.split()[1]), cpu_of(local)))
+                loads.append(os.getloadavg()[0])
+
+        config = {"wait": 900, "clients": clients}
+        whole = local.run(config, attempts=1, seconds=1800.0, say=say)
         found = seconds(local.out)
-    # The first round waits for all to be loaded; the last has an exam of its own.
-    return {"finished": whole, "seconds": found, "median": statistics.median(found[1:-1])}
+        state = state_of(local.out)
+    (first, before), (last, after) = marks[0], marks[-2]
+    spent = {r: round((after[r] - before.get(r, 0.0)) / max(1, last - first), 2) for r in after}
+    return {
+        "finished": whole,
+        "seconds": [round(value, 2) for value in found],
+        "first": round(found[0], 2),
+        "median": round(statistics.median(found[1:-1]), 2),
+        "cpu_a_round": spent,
+        "load": round(statistics.mean(loads), 1),
+        "state": state,
+    }
+
+
+def compare(place: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All settings, each in one process and on every kind of node in turn."""
+    lines: list[dict[str, Any]] = []
+    for nodes in options.nodes:
+        for size in options.models:
+            for method in options.methods:
+                tables = describe_run(method, options.rounds)
+                tables["data"] = {**tables["data"], "n_clients": nodes}
+                if size == "large":
+                    tables["model"] = {"name": "mlp", "hidden": [512, 512]}
+                about = {"method": method, "nodes": nodes, "model": size}
+                here = place / "-".join(map(str, about.values()))
+                expected = simulate_run(tables, here / "process")
+                own = seconds(here / "process")
+                alone = {
+                    "first": round(own[0], 2),
+                    "median": round(statistics.median(own[1:-1]), 2),
+                }
+                lines.append({**about, "kind": "in process", **alone})
+                for kind in options.kinds:
+                    quiet(f"{about} {kind}")
+                    found = timed(here, kind, tables, nodes)
+                    equal = found.pop("state") == expected
+                    lines.append({**about, "kind": kind, **found, "same_bits": equal})
+                    print(json.dumps(lines[-1]), flush=True)
+                    note(options.json, lines)
+    return lines
 
 
 def counted(place: Path, rounds: int) -> dict[str, Any]:
@@ -119,13 +203,15 @@ def counted(place: Path, rounds: int) -> dict[str, Any]:
     write_app(folder, tables, 4, 120.0)
     local = Deployment(folder)
     try:
-        local.start_server(host="127.0.0.1", port=None, insecure=False)
-        direct = (local.state / "address.json").read_text()
-        proxy = Proxy(json.loads(direct)["superlink"])
-        through = {"superlink": proxy.address, "insecure": False}
-        (local.state / "address.json").write_text(json.dumps(through))
         for number in range(4):
-            local.start_node(f"client-{number}", "run")
+            node_key(local.keys / "nodes" / f"client-{number}")
+        local.up([], "run")
+        proxy = Proxy(local.address["superlink"])
+        for number in range(4):
+            name = f"client-{number}"
+            home, key = local.state / "nodes" / name, local.keys / "nodes" / name
+            command = node_command(home, name, "run", proxy.address, local.certificate, key, ())
+            local.book.start(f"node-{name}", command, environment(home / "flower"))
         time.sleep(40)
         before = proxy.total()
         time.sleep(30)
@@ -137,7 +223,7 @@ def counted(place: Path, rounds: int) -> dict[str, Any]:
         summary = RunFolder(local.out).summary()
         last = RunFolder(local.out).lines()[-1]
     finally:
-        local.book.stop()
+        local.down()
     phases = summary["traffic"]
     counter = sum(amount for phase in phases.values() for amount in phase.values())
     return {
@@ -156,22 +242,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--parts", nargs="+", default=["process", "warm", "cold", "bytes"])
+    parser.add_argument("--parts", nargs="+", default=["rounds", "bytes"])
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=["fast", "stock", "cold"],
+        help="fast, shared (all clients in one process), database, stock, cold",
+    )
+    parser.add_argument("--methods", nargs="+", default=["clove", "ifca"])
+    parser.add_argument("--nodes", nargs="+", type=int, default=[4, 16])
+    parser.add_argument("--models", nargs="+", default=["small", "large"])
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     options = parser.parse_args()
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        for part in options.parts:
-            if part == "process":
-                simulate_run(describe_run("census", options.rounds), place / "process")
-                figures[part] = {"seconds": seconds(place / "process")}
-            elif part == "bytes":
-                figures[part] = counted(place, 3)
-            else:
-                figures[part] = timed(place, part, options.rounds)
-            print(part, json.dumps(figures[part]), flush=True)
-            note(options.json, figures)
+        if "rounds" in options.parts:
+            lines = compare(Path(name), options)
+            print("| method | nodes | model | kind | first round | median | CPU s a round | load |")
+            print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+            for line in lines:
+                keys = ("method", "nodes", "model", "kind", "first", "median")
+                shown = [*(line[k] for k in keys), line.get("cpu_a_round"), line.get("load")]
+                print("| " + " | ".join(map(str, shown)) + " |")
+        if "bytes" in options.parts:
+            print("bytes", json.dumps(counted(Path(name), 3)), flush=True)
 
 
 if __name__ == "__main__":

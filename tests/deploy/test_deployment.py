@@ -1,8 +1,9 @@
-"""One real federation, as the documentation starts it: SuperLink, two nodes, TLS, node keys."""
+"""Real federations, as the documentation starts them: SuperLink, two nodes, TLS, node keys."""
 
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -74,24 +75,67 @@ def family(pids: set[int]) -> set[int]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_real_federation(tmp_path):
     # One test, because starting a federation takes half a minute and tests may run side by side.
-    (tmp_path / "study.toml").write_text(toml(tables()))
-    trial = tmp_path / "trial"
-    said = coterie("deploy", "init", trial, tmp_path / "study.toml", cwd=HERE)
-    assert said.returncode == 0, said.stderr
+    trial = started(tmp_path)
     try:
-        said = coterie("deploy", "up", trial, "--clients", 2, "--allow", "newcomer", cwd=HERE)
-        assert said.returncode == 0, said.stderr
-        said = coterie("deploy", "run", trial, "--seconds", 400, "--config", "wait=200")
-        logs = coterie("deploy", "logs", trial, "--lines", 60).stdout
-        assert said.returncode == 0, said.stdout + said.stderr + logs
+        trained(trial)
         it_gives_the_bits_of_the_simulation(trial, tmp_path)
         everything_listens_on_this_machine_alone(trial)
-        keys_are_for_their_owner_alone(trial)
+        keys_and_runs_are_for_their_owner_alone(trial)
         a_node_with_an_unknown_key_is_refused(trial, tmp_path)
+        a_stranger_cannot_give_commands(trial, tmp_path)
+        an_app_of_a_stranger_runs_no_code_on_a_node(trial, tmp_path)
+        what_is_killed_is_started_again(trial)
         a_client_fetches_its_model_and_predicts_with_it(trial, tmp_path)
         down_ends_every_process(trial)
     finally:
         coterie("deploy", "down", trial)
+
+
+@pytest.mark.slow
+def test_a_federation_of_stock_nodes_with_a_database(tmp_path):
+    trial = started(tmp_path, "--stock", "--database")
+    try:
+        trained(trial)
+        it_gives_the_bits_of_the_simulation(trial, tmp_path)
+        assert (trial / "state" / "superlink.db").exists()
+        for name in ("client-0", "client-1"):
+            key = trial / "state" / "nodes" / name / "worker.key"
+            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        down_ends_every_process(trial)
+    finally:
+        coterie("deploy", "down", trial)
+
+
+@pytest.mark.slow
+def test_clients_can_share_a_node(tmp_path):
+    trial = started(tmp_path, "--per-node", 2)
+    try:
+        trained(trial)
+        it_gives_the_bits_of_the_simulation(trial, tmp_path)
+        status = json.loads(coterie("deploy", "status", trial, "--json").stdout)
+        (node,) = [entry for entry in status["processes"] if "clients" in entry]
+        assert set(node["seen"]) == {"client-0", "client-1"}
+        assert all(seen["seconds_ago"] < 60 for seen in node["seen"].values())
+        for name in ("client-0", "client-1"):
+            assert list((trial / "state" / "nodes" / name).glob("runs/*/memory"))
+    finally:
+        coterie("deploy", "down", trial)
+
+
+def started(tmp_path, *options):
+    (tmp_path / "study.toml").write_text(toml(tables()))
+    trial = tmp_path / "trial"
+    said = coterie("deploy", "init", trial, tmp_path / "study.toml", cwd=HERE)
+    assert said.returncode == 0, said.stderr
+    said = coterie("deploy", "up", trial, "--clients", 2, "--allow", "newcomer", *options, cwd=HERE)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return trial
+
+
+def trained(trial):
+    said = coterie("deploy", "run", trial, "--seconds", 400, "--config", "wait=200")
+    logs = coterie("deploy", "logs", trial, "--lines", 60).stdout
+    assert said.returncode == 0, said.stdout + said.stderr + logs
 
 
 def it_gives_the_bits_of_the_simulation(deployment, tmp_path):
@@ -113,14 +157,13 @@ def everything_listens_on_this_machine_alone(deployment):
             assert stat.S_IMODE(socket_file.stat().st_mode) & 0o077 == 0
 
 
-def keys_are_for_their_owner_alone(deployment):
+def keys_and_runs_are_for_their_owner_alone(deployment):
     keys = [p for p in (deployment / "state" / "keys").rglob("*") if p.is_file()]
     private = [p for p in keys if p.suffix not in (".crt", ".pub")]
-    assert len(private) >= 5  # ca, server, the SuperExec's secret, two nodes
+    assert len(private) >= 6  # ca, server, the SuperExec's secret, the token, two nodes
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in private)
-    for name in ("client-0", "client-1"):
-        key = deployment / "state" / "nodes" / name / "worker.key"
-        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    for path in (deployment, deployment / "run", *(deployment / "run").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def a_node_with_an_unknown_key_is_refused(deployment, tmp_path):
@@ -139,6 +182,100 @@ def a_node_with_an_unknown_key_is_refused(deployment, tmp_path):
         said = subprocess.run(command, env=env, stdout=file, stderr=file, timeout=90, check=False)
     assert said.returncode == 1
     assert "Exit Code: 305" in log.read_text()
+
+
+def a_stranger_cannot_give_commands(deployment, tmp_path):
+    local, home = Deployment(deployment), tmp_path / "strange"
+    home.mkdir()
+    (home / "config.toml").write_text((local.home / "config.toml").read_text())
+    assert not (home / "credentials.yaml").exists()
+    for words in (["ls"], ["run", str(deployment)], ["supernode", "list"]):
+        command = [tool("flwr"), words[0], *words[1:], "deployment"]
+        said = subprocess.run(
+            command, env=environment(home), capture_output=True, text=True, check=False
+        )
+        assert said.returncode != 0, said.stdout
+    assert local.flwr("ls", "deployment").returncode == 0  # the owner can
+
+
+SERVER = """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    nodes = list(grid.get_node_ids())
+    out = [Message(RecordDict(), n, kind, ttl=30) for n in nodes for kind in ("train", "query")]
+    waiting, found, end = set(grid.push_messages(out)), [], time.time() + 30
+    while waiting and time.time() < end:
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            found.append(reply.error.reason if reply.has_error() else "answered")
+        time.sleep(0.2)
+    Path("FOLDER/heard.part").write_text(json.dumps([len(nodes), found]))
+    Path("FOLDER/heard.part").rename("FOLDER/heard.json")
+"""
+CLIENT = """
+import os
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+open(f"FOLDER/ran-{os.getpid()}", "w").close()
+app = ClientApp()
+
+@app.train()
+@app.query()
+def work(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
+def an_app_of_a_stranger_runs_no_code_on_a_node(deployment, tmp_path):
+    # The token of the owner is used, as if it had been stolen.
+    folder, local = tmp_path / "strange-app", Deployment(deployment)
+    (folder / "app").mkdir(parents=True)
+    text = (deployment / "pyproject.toml").read_text().replace('name = "coterie', 'name = "strange')
+    (folder / "pyproject.toml").write_text(text)
+    (folder / "app" / "__init__.py").write_text("")
+    (folder / "app" / "data.json").write_text("{}")  # the patterns of the app must match
+    (folder / "app" / "server_app.py").write_text(SERVER.replace("FOLDER", str(folder)))
+    (folder / "app" / "client_app.py").write_text(CLIENT.replace("FOLDER", str(folder)))
+    said = local.flwr("run", str(folder), "deployment")
+    assert said.returncode == 0, said.stdout + said.stderr
+    end = time.monotonic() + 90
+    while not (folder / "heard.json").exists() and time.monotonic() < end:
+        time.sleep(0.3)
+    nodes, found = json.loads((folder / "heard.json").read_text())
+    assert nodes == 2
+    assert len(found) == 4
+    assert all("runs no apps" in reason for reason in found)
+    assert not list(folder.glob("ran-*"))
+
+
+def what_is_killed_is_started_again(deployment):
+    local = Deployment(deployment)
+    before = {entry["role"]: entry["pid"] for entry in local.book.read()}
+    for role in ("superlink", "node-client-0"):
+        os.kill(before[role], signal.SIGKILL)
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        status = local.status()
+        now = {entry["role"]: entry for entry in status["processes"]}
+        online = {node["name"] for node in status["nodes"] if node["status"] == "online"}
+        if now["superlink"].get("answers") and online == {"client-0", "client-1"}:
+            break
+    for role in ("superlink", "node-client-0"):
+        assert now[role]["alive"]
+        assert now[role]["pid"] != before[role]
+        assert now[role]["restarts"] == 1
+        assert "killed by signal 9" in now[role]["last_end"]
+    assert now["node-client-1"]["pid"] == before["node-client-1"]  # it connected again
+    assert online == {"client-0", "client-1"}  # the SuperLink was told their keys again
 
 
 def a_client_fetches_its_model_and_predicts_with_it(deployment, tmp_path):

@@ -1,6 +1,8 @@
 """Write a Flower app from a run file: `coterie deploy init`."""
 
+import getpass
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +76,74 @@ dies. To call Flower yourself:
 
     FLWR_HOME={folder}/state/flower flwr run {folder} deployment --stream
 
-For several machines see "Deploying" in Coterie's documentation.
+For several machines see "Deploying" in Coterie's documentation. `service/` has systemd units for
+the server and for nodes, and a file for a container image.
 """
-GITIGNORE = "state/\nrun/\n*.lock\n"
+SERVER_UNIT = """# The server as a system service. Put this file in /etc/systemd/system, adapt
+# user, host and port, then:
+#     systemctl enable --now coterie-server
+[Unit]
+Description=Coterie: SuperLink and server of {name}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+WorkingDirectory={folder}
+ExecStart={python} -m coterie deploy up {folder} --host 127.0.0.1 --port 8443 --foreground
+Restart=always
+RestartSec=5
+TimeoutStopSec=60
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+NODE_UNIT = """# A node as a system service, on a client's machine; %i is the name of the
+# client. Put this file in /etc/systemd/system, adapt user, paths and address, then:
+#     systemctl enable --now coterie-node@site-1
+[Unit]
+Description=Coterie: node of %i
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+StateDirectory=coterie
+StateDirectoryMode=0700
+ExecStart={python} -m coterie deploy node /var/lib/coterie/%i --name %i --data /srv/data/%i.csv \\
+    --superlink server.example.org:8443 --certificate /etc/coterie/ca.crt --key /etc/coterie/%i.key
+Restart=always
+RestartSec=5
+TimeoutStopSec=30
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+
+[Install]
+WantedBy=multi-user.target
+"""
+CONTAINER = """# An image for server and nodes. Data, keys and memory stay outside, in volumes:
+#     docker build -t coterie -f Containerfile WHEELS
+# (WHEELS is a folder with Coterie's wheel), and on a client's machine
+#     docker run --read-only --tmpfs /tmp -v /srv/data:/data:ro -v /etc/coterie:/keys:ro \\
+#         -v coterie-node:/home/coterie coterie deploy node /home/coterie/node --name site-1 \\
+#         --data /data/site-1.csv --superlink server.example.org:8443 \\
+#         --certificate /keys/ca.crt --key /keys/site-1.key
+FROM python:{version}-slim
+COPY *.whl /tmp/
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \\
+    "$(ls /tmp/*.whl)[flower]" && rm /tmp/*.whl && useradd --create-home --uid 1000 coterie
+USER coterie
+WORKDIR /home/coterie
+ENTRYPOINT ["python", "-m", "coterie"]
+CMD ["deploy", "--help"]
+"""
+GITIGNORE = "state/\nrun/\n*.lock\n*.live.json\n"
 
 
 def write_app(
@@ -94,7 +161,9 @@ def write_app(
     description.pop("plan", None)
     settings = description.setdefault("run", {})
     settings.setdefault("threads", 1)
-    (folder / "app").mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # runs and keys are for their owner alone
+    (folder / "app").mkdir()
     method = type(ready.algorithm).__name__
     words = {
         "name": f"coterie-{method.lower()}",
@@ -103,6 +172,9 @@ def write_app(
         "out": json.dumps(str(folder.resolve() / "run")),
         "clients": clients,
         "deadline": f"{deadline:g}",
+        "python": sys.executable,
+        "user": getpass.getuser(),
+        "version": f"{sys.version_info.major}.{sys.version_info.minor}",
     }
     files = {
         "pyproject.toml": PROJECT.format(**words),
@@ -111,7 +183,11 @@ def write_app(
         "app/__init__.py": f'"""{method} on a real federation."""\n',
         "app/server_app.py": SERVER,
         "app/client_app.py": CLIENT,
+        "service/coterie-server.service": SERVER_UNIT.format(**words),
+        "service/coterie-node@.service": NODE_UNIT.format(**words),
+        "service/Containerfile": CONTAINER.format(**words),
     }
+    (folder / "service").mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "app" / "run.json").write_bytes(to_json(description))
