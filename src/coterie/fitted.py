@@ -222,6 +222,19 @@ class Fitted:
             )
         return model.plain(self._personal(None, group))
 
+    def report(self, out: str | Path) -> Path:
+        """Write a page to hand over: one HTML file that needs no network.
+
+        It has the recommendation, the groups and why they differ, what each client gains, odd
+        clients, how the groups formed, curves, the data with warnings, what left the clients, and
+        how to run it again.
+        """
+        from coterie.report.html import contents_of, write_report
+
+        name = str(self.description.get("data", {}).get("name", "")) or "Federation"
+        files = self.description, self.rounds, self.summary, self.files
+        return write_report(contents_of(name, *files), out)
+
     def save(self, path: str | Path) -> None:
         """Save everything to a folder, which must not exist yet."""
         folder = RunFolder(path)
@@ -442,11 +455,18 @@ def compare(
         instead = instead_of_groups(result.summary, result.summary.get("odd", []), n_groups)
         verdict = judge(arms, rivals_of(result), n_groups, instead)
         result.files["verdict.json"] = to_json(no_nan(verdict))
+        curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
+        result.files["curves.json"] = to_json(no_nan(curves))
         result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
     result.files |= write_clients(rows)
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)
     return Fitted(result.algorithm, result.files, result.description, result.summary, result.rounds)
+
+
+def _thin(line: dict[str, Any]) -> dict[str, Any]:
+    """What curves need of a round."""
+    return {name: line[name] for name in ("round", "loss", "accuracy") if name in line}
 
 
 def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:

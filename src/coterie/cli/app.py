@@ -13,6 +13,7 @@ from coterie.cli import (
     list_,
     place,
     predict,
+    report,
     resume,
     run,
     show,
@@ -30,6 +31,7 @@ app.command()(advise.advise)
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(show.show)
+app.command()(report.report)
 app.command()(verdict.verdict)
 app.command()(compare.compare)
 app.command()(place.place)

@@ -23,10 +23,10 @@ from coterie.deploy.personal import keep_model
 from coterie.engines.relay import Link
 from coterie.engines.remote import Remote
 from coterie.running.build import Settings, build_algorithm
-from coterie.running.folder import RunFolder, read_json, to_json, write
+from coterie.running.folder import NAMES, RunFolder, read_json, to_json, write
 from coterie.running.loop import conduct
 
-NAMES, DELIVERED = "names.json", "delivered.json"
+DELIVERED = "delivered.json"
 
 
 def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
         names = json.loads((out / NAMES).read_text()) if (out / NAMES).exists() else []
 
         def remember(known: tuple[str, ...]) -> None:
-            write(out / NAMES, to_json(known))
+            run.name_clients(known)
 
         card = DataCard.from_dict(plain)
         algorithm = build_algorithm(description, card)

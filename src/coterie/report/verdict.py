@@ -87,8 +87,9 @@ class Verdict:
     why
         The reason if the verdict is undecided for want of data.
     clients
-        A row per client: held-out rows, loss for each way of training, and the way that is better
-        than the recommended one for certain.
+        A row per client: held-out rows, loss for each way of training, its gains over one model
+        with intervals over its own rows, and the way that is better than the recommended one for
+        certain.
     """
 
     recommendation: Literal["one", "groups", "alone", "mixed", "undecided"]
@@ -165,8 +166,13 @@ class Verdict:
     @property
     def reasons(self) -> str:
         """What the recommendation rests on, in a few sentences."""
+        return " ".join(self.points)
+
+    @property
+    def points(self) -> list[str]:
+        """What the recommendation rests on, point by point."""
         if not self.per_client:
-            return self.why
+            return [self.why]
         said = [self._losses()]
         if self._one_group:
             said.append("There is one group, so a model per group would be the same as one model.")
@@ -176,7 +182,7 @@ class Verdict:
             said += self._differences()
             said.append(self._undecided() if self.most is None else self._otherwise())
         said += [self._linear(), self._coverage(), *self._time()]
-        return " ".join(text for text in said if text)
+        return [text for text in said if text]
 
     @property
     def _one_group(self) -> bool:

@@ -1,6 +1,7 @@
 """The run folder: the files of a run, safe if the process is killed or the disk is full.
 
     run.json            everything needed to run it again, and the numeric plan
+    names.json          names of the clients
     rounds.jsonl        a line per round
     timings.jsonl       seconds per round (apart, so that all else is the same in every run)
     checkpoint/         the last two states, checksummed
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from coterie.core.memory import Memory
 from coterie.core.tree import Tree
 
 FORMAT = 1
+NAMES = "names.json"
 SEGMENTS = 8  # files of client memory before they are written anew as one
 
 
@@ -120,6 +123,10 @@ class RunFolder:
     def describe(self, description: dict[str, Any]) -> None:
         """Write run.json."""
         write(self.path / "run.json", to_json({"format": FORMAT, **description}))
+
+    def name_clients(self, names: Sequence[str]) -> None:
+        """Write names.json, so that an unfinished run can be shown with the names of clients."""
+        write(self.path / NAMES, to_json(list(names)))
 
     def description(self) -> dict[str, Any]:
         """Read run.json."""

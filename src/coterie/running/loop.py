@@ -61,6 +61,7 @@ def begin(
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
+        folder.name_clients(ready.data.names)
     return _run(ready, folder, choose_progress(progress), replicate)
 
 

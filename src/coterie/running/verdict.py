@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie.core.model import Model
 from coterie.data import FederatedData
-from coterie.evidence.gains import Interval
+from coterie.evidence.gains import Interval, own_intervals
 from coterie.evidence.recommend import Losses, Recommendation, recommend
 from coterie.running.final import Result
 from coterie.running.rivals import TRIVIAL, score_rivals
@@ -113,11 +113,13 @@ def judge(
         return found
     mean, covariance = _moments(losses[:, asked], real[asked])
     kept = Losses(used, mean, covariance, rows[asked])
+    of_client = [found["clients"][i] for i in asked.nonzero()[:, 0].tolist()]
+    _note_gains(kept, of_client)
     said = recommend(kept, n_groups if not method else max(n_groups, 2))
     ahead = _ahead(said, found["falls"].get("one", 0.0), float(found["ways"]["one"][0]))
     if ahead:
         said = said._replace(choice="undecided", most=None)
-    said_of = _weigh(said, [found["clients"][i] for i in asked.nonzero()[:, 0].tolist()])
+    said_of = _weigh(said, of_client)
     return found | said_of | ({"why": ahead} if ahead else {})
 
 
@@ -190,6 +192,18 @@ def _list_clients(
         }
         for i, name in enumerate(names)
     ]
+
+
+def _note_gains(losses: Losses, clients: Sequence[dict[str, Any]]) -> None:
+    """Add to each client its gains over one model, with an interval over its own rows."""
+    one, spread = losses.names.index("one"), losses.covariance
+    for arm in ("groups", "alone"):
+        other = losses.names.index(arm)
+        gain = losses.mean[..., one] - losses.mean[..., other]  # [t, m]
+        variance = spread[..., one, one] + spread[..., other, other] - 2 * spread[..., one, other]
+        bounds = own_intervals(gain, variance.clamp(min=0), losses.rows)
+        for i, (client, ends) in enumerate(zip(clients, bounds, strict=True)):
+            client.setdefault("gains", {})[arm] = [float(gain[:, i].mean()), *ends]
 
 
 def _weigh(said: Recommendation, clients: Sequence[dict[str, Any]]) -> dict[str, Any]:

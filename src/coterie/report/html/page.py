@@ -1,0 +1,393 @@
+"""The page about a run: one HTML file that needs nothing else."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from coterie.core.errors import ConfigError
+from coterie.report import evidence
+from coterie.report.cards import mixture_card
+from coterie.report.html import figures
+from coterie.report.html.contents import Contents
+from coterie.report.html.svg import printable
+from coterie.report.table import format_value
+from coterie.report.verdict import ARMS
+from coterie.report.words import describe_result, join_words, name_way
+from coterie.running.progress import duration, megabytes
+
+HERE = Path(__file__).parent
+MOST_ROWS = 300  # clients in the table; of more, those that gain or lose most
+MOST_MEMBERS = 40  # names on the card of a group
+MOST_LABELS = 6
+PHASES = {
+    "setup": ("Before the first round", "what the method needs to begin, such as sums and counts"),
+    "cluster": ("To form groups", "losses or other summaries, and no rows"),
+    "train": ("Training", "the weights of models, and no rows"),
+    "evaluation": ("Evaluation", "losses and scores on held-out rows, and no rows"),
+    "deliver": ("Delivery", "nothing: every client receives its model"),
+}
+"""What each kind of exchange is for, and what clients send in it."""
+
+
+def write_report(contents: Contents, out: str | Path) -> Path:
+    """Write the page to a file."""
+    out = Path(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"Report: the file must end in .html. Got {out.name!r}.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(contents), encoding="utf-8")
+    return out
+
+
+def render(contents: Contents, part: str = "page.html", **more: Any) -> str:
+    """The page, or a part of it, as HTML."""
+    pages = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
+    return pages.get_template(part).render(**describe(contents), style=style, **more)
+
+
+def _shown(value: Any) -> Any:
+    """Values as they are shown; characters that steer a display become spaces."""
+    if isinstance(value, Markup):
+        return value
+    return "" if value is None else printable(str(value))
+
+
+def describe(contents: Contents) -> dict[str, Any]:
+    """Everything that the template shows."""
+    verdict = contents.verdict
+    done = contents.summary
+    cards = contents.groups
+    labels = {int(card["model"]): _name_group(card) for card in cards}
+    trained = {**contents.others, "groups": contents.rounds}
+    series = {way: trained[way] for way in ARMS if trained.get(way)}
+    personal = verdict.method if verdict is not None else ""
+    own = _call_own(contents, cards)
+    mixture = bool(contents.clients) and "share 0" in contents.clients[0]
+    best = verdict.rounds if verdict is not None else {}
+    curves = {name: figures.curves_figure(series, name, own, best) for name in ("loss", "accuracy")}
+    rows, left_out = list_clients(contents)
+    from coterie import __version__
+
+    return {
+        "name": contents.name,
+        "contents": contents,
+        "version": __version__,
+        "missing": list_missing(contents),
+        "facts": list_facts(contents),
+        "headline": _headline(contents),
+        "verdict": verdict,
+        "points": verdict.points if verdict is not None else [],
+        "personal": personal,
+        "found": describe_result(_no_verdict(done), cards, contents.clients) if done else "",
+        "ways": Markup("") if verdict is None else figures.ways_figure(verdict),
+        "gains": Markup("") if verdict is None else figures.gains_figure(verdict),
+        "groups": [_card(card) for card in cards if "odd" not in card],
+        "profile": _profile(cards),
+        "why": _why(contents, labels),
+        "odd": [card["clients"][0] for card in cards if "odd" in card],
+        "rows": rows,
+        "left_out": left_out,
+        "score": _score_name(contents),
+        "strange": [row["client"] for row in contents.clients if not row["fits"]],
+        "journey": figures.journey_figure(contents.record, contents.names, labels),
+        "curves": {name: drawn for name, drawn in curves.items() if drawn},
+        "evidence": [
+            (evidence.TITLES.get(curve["name"], curve["name"]), figures.evidence_figure(curve))
+            for curve in done.get("evidence", [])
+        ],
+        "evidence_words": evidence.words(done["evidence"]) if done.get("evidence") else "",
+        "shares": figures.shares_figure(contents.clients) if mixture else Markup(""),
+        "components": figures.key(
+            [
+                f"component {j}"
+                for j in range(sum(n.startswith("share ") for n in contents.clients[0]))
+            ]
+        )
+        if mixture
+        else Markup(""),
+        "mixture_words": mixture_card(done["mixture"]) if done.get("mixture") else "",
+        "data": _data(contents),
+        "traffic": list_traffic(contents),
+        "simulated": contents.description.get("plan", {}).get("engine") != "flower",
+        "run": _run_file(contents),
+        "again": _again(contents),
+    }
+
+
+def list_missing(contents: Contents) -> list[str]:
+    """What an unfinished run, or one without a comparison, does not have."""
+    said = []
+    if not contents.finished:
+        done = contents.rounds[-1]["round"] if contents.rounds else 0
+        said.append(
+            f"The run is not finished: {done} of {contents.wanted} rounds are done. Missing are "
+            "the recommendation, the final groups and scores, and the benefit of each client. "
+            f"Continue with: coterie resume {contents.name}"
+        )
+    elif contents.verdict is None and not contents.compares:
+        said.append(
+            "There is no recommendation: the run was not compared with one model for all and with "
+            f"training alone. To add it: coterie verdict {contents.name}"
+        )
+    elif contents.verdict is None:
+        said.append(
+            "There is no recommendation: only methods that train a network per group or client are "
+            "compared with one model for all and with training alone."
+        )
+    return said
+
+
+def list_facts(contents: Contents) -> list[tuple[str, str]]:
+    """The main figures."""
+    done = contents.summary
+    n = done.get("clients") or len(contents.names)
+    facts = [("clients", f"{n:,}")] if n else []
+    trained = contents.final.get("held_out", {}).get("trained_on", [])
+    if trained:
+        facts.append(("rows that trained", f"{sum(trained):,}"))
+    cards = [card for card in contents.groups if "odd" not in card]
+    if "components" in done:
+        facts.append(("components", str(done["components"])))
+    elif cards and not done.get("personal"):
+        facts.append(("groups" if len(cards) > 1 else "group", str(len(cards))))
+    if done.get("odd"):
+        facts.append(("odd clients", str(len(done["odd"]))))
+    if "accuracy" in done:
+        facts.append(("mean accuracy", f"{done['accuracy']['mean']:.1%}"))
+        facts.append(("worst tenth", f"{done['accuracy']['worst_decile']:.1%}"))
+    elif contents.clients and "error" in contents.clients[0]:
+        errors = [row["error"] for row in contents.clients if row["error"] is not None]
+        if errors:
+            facts.append(("mean error", f"{sum(errors) / len(errors):.4g}"))
+    if contents.rounds:
+        rounds = contents.rounds[-1]["round"]
+        whole = "" if contents.finished else f" of {contents.wanted}"
+        facts.append(("rounds", f"{rounds}{whole}"))
+        facts.append(("sent", megabytes(contents.rounds[-1].get("bytes", 0))))
+    if contents.seconds:
+        facts.append(("training time", duration(sum(contents.seconds))))
+    return facts
+
+
+def _no_verdict(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary without the recommendation, which has a place of its own."""
+    return {name: value for name, value in summary.items() if name != "verdict"}
+
+
+def _headline(contents: Contents) -> str:
+    verdict = contents.verdict
+    if verdict is not None:
+        said = verdict.headline.removeprefix("Recommendation: ")
+        return said[0].upper() + said[1:]
+    return "No recommendation" if contents.finished else "Not finished"
+
+
+def _call_own(contents: Contents, cards: Sequence[dict[str, Any]]) -> str:
+    """What the run itself is called in the key of curves; empty: groups."""
+    grouped = sum("odd" not in card for card in cards) > 1 or (
+        not contents.finished and any(len(line.get("sizes", [])) > 1 for line in contents.rounds)
+    )
+    if contents.summary.get("personal") or not grouped:
+        return contents.method
+    return ""
+
+
+def _name_group(card: dict[str, Any]) -> str:
+    return "odd" if "odd" in card else f"group {card['group']}"
+
+
+def _card(card: dict[str, Any]) -> dict[str, Any]:
+    """A group as its card shows it."""
+    labels = sorted(card.get("labels", {}).items(), key=lambda pair: -pair[1])
+    clients = card["clients"]
+    return {
+        "number": card["group"],
+        "colour": int(card["model"]) % 8,
+        "clients": clients[:MOST_MEMBERS],
+        "more": max(len(clients) - MOST_MEMBERS, 0),
+        "size": len(clients),
+        "accuracy": card.get("accuracy"),
+        "loss": card.get("loss"),
+        "margin": card.get("margin"),
+        "labels": labels[:MOST_LABELS],
+        "other_labels": max(len(labels) - MOST_LABELS, 0),
+    }
+
+
+def _profile(cards: Sequence[dict[str, Any]]) -> list[tuple[int, list[float]]]:
+    """Mean loss of each group's clients on each group's model; empty if unknown or too large."""
+    own = [(card["group"], card["loss_profile"]) for card in cards if "loss_profile" in card]
+    square = all(len(losses) == len(own) for _, losses in own)
+    return own if 2 <= len(own) <= 10 and square else []
+
+
+def _why(contents: Contents, labels: dict[int, str]) -> list[tuple[str, list[str]]]:
+    """In what groups differ, as sentences by group; empty if the run does not say."""
+    found = contents.final.get("why")
+    return [] if not found else why_sentences(found)
+
+
+def why_sentences(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The sentences of why.json, group by group."""
+    out: dict[str, list[str]] = {}
+    for one in found.get("statements", []):
+        if isinstance(one, dict) and one.get("text"):
+            out.setdefault(f"Group {one.get('group')}", []).append(str(one["text"]))
+    return list(out.items())
+
+
+def _score_name(contents: Contents) -> str:
+    """The column with each client's score."""
+    columns = contents.clients[0] if contents.clients else {}
+    return next((name for name in ("accuracy", "error", "surprise") if name in columns), "")
+
+
+def list_clients(contents: Contents) -> tuple[list[dict[str, Any]], int]:
+    """A row per client with its benefit, largest first; and how many are left out."""
+    verdict = contents.verdict
+    of_verdict = {} if verdict is None else {row["client"]: row for row in verdict.clients}
+    arm = "groups" if verdict is None or not verdict._one_group else "alone"
+    gains = {name: row["gains"][arm] for name, row in of_verdict.items() if row.get("gains")}
+    pictures = figures.ClientGains(list(gains.values())) if gains else None
+    score = _score_name(contents)
+    shape = {"accuracy": ".1%", "error": ".4g", "surprise": ".3g"}.get(score, "")
+    trained = contents.final.get("held_out", {})
+    rows_of = dict(zip(trained.get("clients", []), trained.get("trained_on", []), strict=False))
+    odd = set(contents.summary.get("odd", []))
+
+    def benefit(row: dict[str, Any]) -> tuple[bool, float]:
+        mean = (gains.get(row["client"]) or [None])[0]
+        return mean is None, -(mean or 0.0)
+
+    shown = sorted(contents.clients, key=benefit)
+    half, left_out = MOST_ROWS // 2, max(len(shown) - MOST_ROWS, 0)
+    shown = shown[:half] + shown[-half:] if left_out else shown
+    out = []
+    for row in shown:
+        name = row["client"]
+        gain = gains.get(name)
+        mean = gain[0] if gain else None
+        better = of_verdict.get(name, {}).get("better", "")
+        out.append(
+            {
+                "client": name,
+                "group": "odd" if name in odd else "" if row["group"] < 0 else str(row["group"]),
+                "rows": rows_of.get(name, ""),
+                "score": format_value(row.get(score), shape),
+                "gain": mean,
+                "gain_text": "" if mean is None else f"{mean:+.3f}",
+                "bounds": _bounds(gain),
+                "picture": pictures.draw(gain) if pictures and gain else Markup(""),
+                "better": "" if not better else name_way(better, verdict.method if verdict else ""),
+                "margin": format_value(row["margin"], ".2f"),
+                "fits": row["fits"],
+            }
+        )
+    return out, left_out
+
+
+def _bounds(gain: Sequence[float | None] | None) -> str:
+    if not gain or gain[1] is None or gain[2] is None:
+        return ""
+    low, high = gain[1], gain[2]
+    return f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) and math.isfinite(high) else ""
+
+
+def _data(contents: Contents) -> dict[str, Any]:
+    card = contents.data
+    if not card:
+        return {}
+    rules = card.get("encoder", {}).get("rules", [])
+    kinds: dict[str, list[str]] = {}
+    for rule in rules:
+        kinds.setdefault(rule["kind"], []).append(rule["name"])
+    trained = contents.final.get("held_out", {}).get("trained_on", [])
+    verdict = contents.verdict
+    held = verdict.cost.get("held") if verdict is not None else None
+    facts = [("Task", card["task"])]
+    label = card.get("encoder", {}).get("label")
+    if label:
+        facts.append(("Column to predict", label))
+    classes = card.get("classes") or []
+    if classes:
+        shown = join_words([str(name) for name in classes[:12]])
+        more = f" and {len(classes) - 12} more" if len(classes) > 12 else ""
+        facts.append(("Classes", shown + more))
+    elif card["task"] == "classification":
+        facts.append(("Number of classes", str(card["n_outputs"])))
+    if trained:
+        each = f"{min(trained):,} to {max(trained):,} per client"
+        facts.append(("Training rows", f"{sum(trained):,} ({each})"))
+    if held:
+        facts.append(("Held-out rows compared", f"{held:,}"))
+    if not rules:
+        shape = card.get("sample_shape")
+        facts.append(
+            (
+                "One input",
+                " x ".join(map(str, shape)) if isinstance(shape, list) else "several parts",
+            )
+        )
+    for kind, names in kinds.items():
+        word = {"category": "categories", "hashed": "many categories", "boolean": "yes or no"}
+        shown = join_words(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+        facts.append(
+            (f"Columns ({word.get(kind, kind + 's' if kind == 'number' else kind)})", shown)
+        )
+    return {
+        "facts": facts,
+        "warnings": [str(one["text"]) for one in card.get("warnings", [])],
+        "notes": [str(note) for note in card.get("notes", [])],
+    }
+
+
+def list_traffic(contents: Contents) -> list[dict[str, str]]:
+    """Bytes that were sent, by purpose."""
+    clients = contents.summary.get("clients") or 1
+    out = []
+    for phase, amount in contents.summary.get("traffic", {}).items():
+        title, sent = PHASES.get(phase, (phase, "see the documentation of the method"))
+        up, down = amount.get("up", 0), amount.get("down", 0)
+        out.append(
+            {
+                "title": title,
+                "sent": sent,
+                "up": megabytes(up),
+                "each": megabytes(up / clients),
+                "down": megabytes(down),
+            }
+        )
+    return out
+
+
+def _run_file(contents: Contents) -> str:
+    """The run file, without the numeric plan."""
+    tables = {
+        key: value
+        for key, value in contents.description.items()
+        if isinstance(value, dict) and key != "plan"
+    }
+    return json.dumps(tables, indent=2, ensure_ascii=False)
+
+
+def _again(contents: Contents) -> dict[str, Any]:
+    description = contents.description
+    return {
+        "fingerprint": description.get("fingerprint", ""),
+        "seed": description.get("run", {}).get("seed", 0),
+        "named": "name" in description.get("data", {}),
+        "engine": description.get("plan", {}).get("engine", ""),
+    }
