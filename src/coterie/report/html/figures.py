@@ -400,8 +400,7 @@ def shares_figure(rows: Sequence[Mapping[str, Any]]) -> Markup:
                 line(x(max(share - error, 0)), middle, x(min(share + error, 1)), middle, "error")
             )
     bottom = len(known) * height
-    for tick in (0, 0.5, 1):
-        side = {0: "start", 1: "end"}.get(tick, "middle")
+    for tick, side in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         parts.append(text(x(tick), bottom + 16, f"{tick:.0%}", "soft", side))
     told = "; ".join(f"{row['client']}: {row['share 0']:.2f}" for row in known[:20])
     about = f"Shares of {k} components in {len(known)} clients. Share of component 0: {told}."
