@@ -13,7 +13,7 @@ from coterie.core.errors import DataError
 from coterie.data import DataCard, from_folder, from_function, from_table
 from coterie.data.clients import client_file, one_client, read_options
 from coterie.data.formats import MISSING, find_separator, has_header, stem_of
-from coterie.data.tables import read_file
+from coterie.data.tables import describe_files, read_file
 
 TABLE = "age,ward,ill\n30,a,0\n41,b,1\n?,a,1\n25,b,0\n"
 
@@ -63,18 +63,18 @@ def test_damaged_archives(tmp_path):
 @pytest.mark.parametrize(
     ("ending", "separator", "said"),
     [
-        (".csv", ";", "Files read as: cells separated by ';'."),
-        (".csv", "|", "Files read as: cells separated by '|'."),
-        (".txt", "\t", "Files read as: cells separated by tabs."),
-        (".data", "   ", "Files read as: cells separated by spaces."),
-        (".tsv", "\t", None),
-        (".csv", ",", None),
+        (".csv", ";", "1 .csv file separated by semicolons, with a header, UTF-8"),
+        (".csv", "|", "1 .csv file separated by bars, with a header, UTF-8"),
+        (".txt", "\t", "1 .txt file separated by tabs, with a header, UTF-8"),
+        (".data", "   ", "1 .data file separated by spaces, with a header, UTF-8"),
+        (".tsv", "\t", "1 .tsv file separated by tabs, with a header, UTF-8"),
+        (".csv", ",", "1 .csv file separated by commas, with a header, UTF-8"),
     ],
 )
 def test_separators_are_found_and_said(tmp_path, plain, ending, separator, said):
     table = read_file(write(tmp_path / f"a{ending}", TABLE.replace(",", separator)))
     same(table, plain)
-    assert table.notes == (() if said is None else (said,))
+    assert describe_files([table.found]) == said + ", missing values ?"
 
 
 def test_one_column_of_text_is_no_table_of_spaces():
@@ -87,7 +87,7 @@ def test_files_without_a_header(tmp_path):
     assert list(table.cells) == ["column_1", "column_2", "column_3"]
     assert table.rows.tolist() == [1, 2, 3]
     np.testing.assert_array_equal(table.cells["column_3"].values, [np.nan, 2, np.nan])
-    assert table.notes[0].startswith("Files read as: no header, so columns are called column_1")
+    assert "without a header" in describe_files([table.found])
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,8 @@ def test_encodings(tmp_path):
     ]
     for table in tables:
         same(table, tables[0])
-    assert [table.notes for table in tables] == [
-        (), (), ("Files read as: encoding cp1252.",), ("Files read as: encoding utf-16.",)
-    ]  # fmt: skip
+    said = [describe_files([table.found]).rpartition(", ")[2] for table in tables]
+    assert said == ["UTF-8", "UTF-8", "Windows-1252", "UTF-16"]
     how = read_options({"encoding": "cp437"}).format
     same(read_file(write(tmp_path / "dos.csv", text, "cp437"), how), tables[0])
     with pytest.raises(DataError, match="something else than ascii"):
@@ -206,8 +205,8 @@ def test_a_deployed_client_reads_its_file_in_the_same_way(tmp_path):
         "a,b\ninf,nan\n1,2\n",
     ],
 )
-def test_pandas_reads_what_we_read(tmp_path, monkeypatch, text):
-    pytest.importorskip("pandas")
+def test_pyarrow_reads_what_we_read(tmp_path, monkeypatch, text):
+    pytest.importorskip("pyarrow")
     path = write(tmp_path / "a.csv", text)
     fast = read_file(path)
     monkeypatch.setattr("coterie.data.tables.read_regular", lambda *_: None)

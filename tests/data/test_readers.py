@@ -51,7 +51,7 @@ def test_plain_csv_needs_no_pandas(sites, monkeypatch):
 
 
 def test_parquet_without_the_extra_names_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"pip install 'coterie\[tables\]'"):
         from_folder(tmp_path, label="ill")

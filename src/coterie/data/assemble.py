@@ -1,5 +1,6 @@
 """From the tables of all clients to a federation: checks, split, encoding."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.formats import Format
 from coterie.data.repeats import count_repeats, warn_of_repeats
 from coterie.data.splits import RULES, divide
-from coterie.data.tables import Cells, RawTable
+from coterie.data.tables import Cells, RawTable, describe_files
 from coterie.data.text import FEATURES
 from coterie.data.units import number_units, pool_units, read_times
 from coterie.data.warnings import DataWarning
@@ -74,7 +75,8 @@ class Reading:
     encoding
         Encoding of text files. If None: UTF-8, or Windows-1252 (cp1252) if they are not UTF-8.
     na_values
-        How missing values are written in text files, besides empty cells, ?, NA, N/A, NaN, null.
+        Values that mean missing, besides empty cells, ?, NA, N/A, NaN, null. Numbers are compared
+        as numbers: "-9" is also -9.0.
     """
 
     task: Literal["classification", "regression", "reconstruction"] | None = None
@@ -105,6 +107,9 @@ class Reading:
             value = getattr(self, name)
             if value is None or isinstance(value, str):
                 object.__setattr__(self, name, () if value is None else (value,))
+        numbers = self.na_values if isinstance(self.na_values, list | tuple) else [self.na_values]
+        words = tuple(str(v) if isinstance(v, int | float) else v for v in numbers)
+        object.__setattr__(self, "na_values", words)
         check_fields(self)
         if self.time and self.split == "random":
             object.__setattr__(self, "split", "time")
@@ -152,6 +157,7 @@ def assemble(
         By which the data can be made again.
     """
     tables, names = _chosen(owner, tables, names, options.names)
+    n_rows = sum(len(table.rows) for table in tables)
     columns, tables = _columns(owner, tables, label, options)
     labelled = None
     if label is not None and options.task != "reconstruction":
@@ -230,11 +236,40 @@ def assemble(
         name=name,
         options=None if record is None else {**record, **options.changed()},
         notes=tuple(dict.fromkeys([*filter(None, (target.note, labelled)), *said, *notes])),
+        reading=describe_reading(tables, label, target, encoder, n_rows),
         warnings=tuple(warnings),
         encoder=replace(encoder, files=options.format),
         unit=pooled,
         time=None if times is None else torch.as_tensor(np.concatenate(times)),
     )
+
+
+def describe_reading(
+    tables: Sequence[RawTable], label: str | None, target: Target, encoder: Encoder, n_rows: int
+) -> str:
+    """What was read, in one line: files, rows, what is predicted, and from what."""
+    files = {table.source: table.found for table in tables if table.found is not None}
+    kept = sum(len(table.rows) for table in tables)
+    text = describe_files(list(files.values())) if files else ""
+    x = tables[0].x
+    if not text:
+        text = "Arrays or images" if x is not None else "A table"
+    of = f"{n_rows:,} rows of {len(tables)} client{'s' * (len(tables) > 1)}"
+    text = f"{text}: {of}"
+    if kept < n_rows:
+        text += f", {n_rows - kept:,} without '{label}' left out"
+    if target.task == "reconstruction":
+        text += ". Nothing to predict: inputs are reconstructed"
+    else:
+        kind = "numbers" if target.classes is None else f"{len(target.classes)} classes"
+        text += f". To predict: '{label}' ({kind})"
+    if x is not None:
+        return f"{text}. Inputs: arrays of shape {list(x.shape[1:])}."
+    words = {"number": "number", "boolean": "yes/no", "category": "category", "hashed": "category"}
+    kinds = Counter(words.get(rule.kind, rule.kind) for rule in encoder.rules)
+    plural = {"category": "categories", "number": "numbers", "text": "texts"}
+    parts = [f"{n} {plural.get(kind, kind) if n > 1 else kind}" for kind, n in kinds.items()]
+    return f"{text}. Inputs: {', '.join(parts)}."
 
 
 def read_units(

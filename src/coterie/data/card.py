@@ -34,6 +34,8 @@ class DataCard:
         True group of each client, where it is known.
     notes
         What was decided while the data were read.
+    reading
+        What was read, in one line.
     warnings
         What may be wrong with the data.
 
@@ -53,6 +55,7 @@ class DataCard:
     names: tuple[str, ...] = ()
     truth: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    reading: str = ""
     warnings: tuple[DataWarning, ...] = ()
 
     extra: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # only simulated data have more truth
@@ -69,6 +72,7 @@ class DataCard:
             data.names,
             None if data.truth is None else tuple(data.truth.tolist()),
             data.notes,
+            data.reading,
             data.warnings,
         )
 
@@ -83,6 +87,7 @@ class DataCard:
             "truth": None if self.truth is None else list(self.truth),
             "encoder": self.encoder.to_dict(),
             "notes": list(self.notes),
+            "reading": self.reading,
             "warnings": [warning._asdict() for warning in self.warnings],
         }
 
@@ -101,6 +106,7 @@ class DataCard:
             tuple(plain["names"]),
             None if truth is None else tuple(truth),
             tuple(plain["notes"]),
+            plain.get("reading", ""),
             tuple(DataWarning(**warning) for warning in plain.get("warnings", [])),
         )
 

@@ -45,23 +45,27 @@ class Profile(NamedTuple):
 def profile(table: RawTable, name: str) -> Profile:
     """What one client tells of a column."""
     cells = table.cells[name]
-    present = ~cells.missing
-    n = int(present.sum())
     if cells.values.dtype.kind == "f":
         check_finite(table, name)
+        n = int((~cells.missing).sum())
         return Profile(cells.kind, n, n if cells.kind == "number" else 0, 0, frozenset(), "")
-    words = [(i, word) for i, word in enumerate(cells.words) if word is not None]
-    found = {word for _, word in words}
-    no_numbers = {word for word in found if as_number(word) is None}
-    odd = [(i, word) for i, word in words if word in no_numbers]
-    different = sorted(found)[: MAX_CATEGORIES + 1]
+    words, codes = cells.code()
+    count = np.bincount(codes, minlength=len(words))
+    present = {word: int(n) for word, n in zip(words, count, strict=True) if word is not None}
+    n = sum(present.values())
+    odd = [i for i, word in enumerate(words) if word is not None and as_number(word) is None]
+    different = sorted(present)[: MAX_CATEGORIES + 1]
+    where = ""
+    if odd:
+        first = int((codes == odd[0]).argmax())
+        where = f"{table.at(first)} has {words[odd[0]]!r}"
     return Profile(
         cells.kind,
         n,
-        len(words) - len(odd),
-        sum(" " in word for _, word in words),
+        n - sum(int(count[i]) for i in odd),
+        sum(times for word, times in present.items() if " " in word),
         frozenset(map(hash_of, different)),
-        f"{table.at(odd[0][0])} has {odd[0][1]!r}" if odd else "",
+        where,
     )
 
 
@@ -113,7 +117,7 @@ def statistics(cells: Cells, kind: str) -> Statistics:
         mean = float(values.mean()) if n else 0.0
         return Statistics(n, missing, mean, float(((values - mean) ** 2).sum()))
     if kind == "category":
-        found = frozenset(word for word in cells.words if word is not None)
+        found = frozenset(word for word in cells.code()[0] if word is not None)
         return Statistics(n, missing, categories=found if len(found) <= MAX_CATEGORIES else None)
     return Statistics(n, missing)
 

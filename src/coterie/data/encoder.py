@@ -67,10 +67,9 @@ class Rule:
             names = [self.name]
         return [*names, f"{self.name} is missing"] if self.missing else names
 
-    def encode(self, table: RawTable) -> np.ndarray:
-        """The features of every row."""
+    def encode(self, table: RawTable, out: np.ndarray) -> None:
+        """Write the features of every row to zeros [n, features]."""
         cells = table.cells[self.name]
-        out = np.zeros((len(table.rows), len(self.features)))
         gone = cells.missing
         if self.missing:
             out[:, -1] = gone
@@ -85,13 +84,19 @@ class Rule:
                 out[:, : self.n_directions] = weigh(hash_words(texts), words) @ directions
         else:
             places = {category: j for j, category in enumerate(self.categories)}
-            for i, word in enumerate(cells.words):
-                if word is not None:
-                    hashed = self.kind == "hashed"
-                    j = hash_of(word) % CATEGORY_BUCKETS if hashed else places.get(word)
-                    if j is not None:
-                        out[i, j] = 1
-        return out
+            different, codes = cells.code()
+            hashed = self.kind == "hashed"
+            found = []
+            for value in different:
+                if value is None:
+                    found.append(-1)
+                else:
+                    found.append(
+                        hash_of(value) % CATEGORY_BUCKETS if hashed else places.get(value, -1)
+                    )
+            place = np.array(found, dtype=np.int64)[codes]
+            known = np.flatnonzero(place >= 0)
+            out[known, place[known]] = 1
 
     def _numbers(self, table: RawTable, cells: Cells) -> np.ndarray:
         if cells.values.dtype.kind != "f":
@@ -185,8 +190,11 @@ class Encoder:
                     f"{table.source}: there must be a column '{rule.name}', as in training. Got "
                     f"{', '.join(table.cells)}. Add it; its cells may be empty."
                 )
-        blocks = [rule.encode(table) for rule in self.rules]
-        return torch.tensor(np.concatenate(blocks, axis=1), dtype=torch.get_default_dtype())
+        ends = np.cumsum([len(rule.features) for rule in self.rules])
+        out = torch.zeros(len(table.rows), int(ends[-1]), dtype=torch.get_default_dtype())
+        for rule, block in zip(self.rules, np.split(out.numpy(), ends[:-1], axis=1), strict=True):
+            rule.encode(table, block)
+        return out
 
     def labels(self, values: Any) -> Tensor:
         """Targets for a model: from values, or from the label column of a table."""
@@ -273,11 +281,12 @@ class Encoder:
         if self.classes is None:
             return torch.tensor(cells.values.astype(np.int64))
         places = {label: code for code, label in enumerate(self.classes)}
-        words = [str(word) for word in cells.words]
+        words, codes = cells.code()
         for i, word in enumerate(words):
-            if word not in places:
-                raise DataError(f"{table.at(i)}: " + unknown("label", word, self.classes))
-        return torch.tensor([places[word] for word in words], dtype=torch.int64)
+            if str(word) not in places:
+                first = int((codes == i).argmax())
+                raise DataError(f"{table.at(first)}: " + unknown("label", str(word), self.classes))
+        return torch.tensor([places[str(word)] for word in words], dtype=torch.int64)[codes]
 
 
 def join_texts(columns: Sequence[Cells]) -> list[str]:

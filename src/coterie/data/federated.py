@@ -201,6 +201,8 @@ class FederatedData:
         from memory or were altered since.
     notes
         What a reader of results ought to know about these data.
+    reading
+        What was read, in one line.
     warnings
         What may be wrong with these data, each with kind, column and text.
     encoder
@@ -243,6 +245,7 @@ class FederatedData:
     name: str | None = None
     options: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    reading: str = ""
     warnings: tuple[DataWarning, ...] = ()
     encoder: Encoder | None = None
     unit: Tensor | None = None  # [rows]
@@ -316,6 +319,8 @@ class FederatedData:
                 )
         for what, leaf in [*(("x", leaf) for leaf in leaves(self.x)), ("y", self.y)]:
             if leaf.is_floating_point():
+                if bool(torch.isfinite(leaf.sum())):  # then every value is
+                    continue
                 bad = ~torch.isfinite(leaf).reshape(n_rows, -1).all(1)
                 problem = "every value must be finite", "is nan or infinite. Remove or fill it."
             elif what == "y" and self.task == "classification":

@@ -13,16 +13,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.core.errors import DataError
+from coterie.core.errors import ConfigError, DataError
 
 MISSING = frozenset({"", "?", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL"})
 """How an empty cell is written."""
 TEXTS = (".csv", ".tsv", ".data", ".txt")
-ENDINGS = (*TEXTS, ".jsonl", ".parquet", ".feather", ".npz")
+ENDINGS = (*TEXTS, ".jsonl", ".parquet", ".feather", ".xlsx", ".npz")
 PACKED = (".gz", ".zip")
 
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
@@ -41,6 +41,15 @@ class Format:
     def missing(self) -> frozenset[str]:
         """How an empty cell is written."""
         return MISSING | frozenset(self.na_values)
+
+    def refuse(self, source: str, *names: str) -> None:
+        """Refuse options that say how text is written, where there is none."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{source}: {name} is an option of text files (.csv, .tsv, .data, .txt). This "
+                    f"is none. Leave it out."
+                )
 
 
 FOUND = Format()
@@ -159,13 +168,20 @@ def has_header(lines: Sequence[Sequence[str]], missing: frozenset[str]) -> bool:
     return names
 
 
-def read_regular(
-    text: str, separator: str, width: int, start: int
-) -> list[np.ndarray | list[str]] | None:
-    """The columns of a text file by pandas, which is much faster: numbers, or a list of text.
+class Coded(NamedTuple):
+    """A column of text: the different values, and which of them each row has."""
 
-    None if pandas is not installed, or if some line does not have as many separators as the
-    others. Then rows are read one by one, and a wrong one is found.
+    words: list[Any]  # "" is missing; in `Cells`, None
+    codes: np.ndarray  # [n]
+
+
+def read_regular(
+    text: str, separator: str, width: int, start: int, missing: frozenset[str]
+) -> list[np.ndarray | Coded] | None:
+    """The columns of a text file by pyarrow, which is much faster: numbers, or text.
+
+    None if pyarrow is not installed, or if some line is not like the others. Then rows are read
+    one by one, and a wrong one is found.
 
     Parameters
     ----------
@@ -173,46 +189,78 @@ def read_regular(
         Number of columns.
     start
         Number of lines before the first row.
+    missing
+        How an empty cell is written.
     """
     try:
-        import pandas
+        from pyarrow import ArrowException, csv
     except ImportError:
         return None
-    content = text.encode()
-    if width < 2 or separator == " " or len(separator.encode()) != 1:
+    if separator == " ":
+        text = "\n".join(" ".join(line.split()) for line in text.splitlines())
+    content = text.rstrip("\r\n").encode()
+    if width < 2 or len(separator.encode()) != 1 or b"\n" not in content:
         return None
-    data = np.frombuffer(content, dtype=np.uint8)
-    ends = np.flatnonzero(data == ord("\n"))
-    if not content.endswith(b"\n"):
-        ends = np.append(ends, len(data))
-    before = np.searchsorted(np.flatnonzero(data == ord(separator)), ends)
-    if len(ends) <= start or (np.diff(before, prepend=0) != width - 1).any():
-        return None
-    # Since version 3.1 numbers are always read exactly, and the option is going away.
-    old = tuple(map(int, pandas.__version__.split(".")[:2])) < (3, 1)
-    exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
-    try:
-        frame = pandas.read_csv(
-            io.BytesIO(content),
-            sep=separator,
-            header=None,
-            skiprows=start,
-            na_values=sorted(MISSING),
-            keep_default_na=False,
-            index_col=False,
-            low_memory=False,
-            **exact,
+    if any(blank in content for blank in (b"\n\n", b"\n\r\n", b"\r\r")):
+        return None  # rows are numbered with empty lines
+    names = [str(j) for j in range(width)]
+    quoted = separator != " " and b'"' in content
+    parse = csv.ParseOptions(
+        delimiter=separator, quote_char='"' if quoted else False, newlines_in_values=quoted
+    )
+    read = csv.ReadOptions(column_names=names, skip_rows=start, block_size=1 << 24)
+
+    def convert(**options: Any) -> csv.ConvertOptions:
+        return csv.ConvertOptions(
+            null_values=sorted(missing),
+            strings_can_be_null=True,
+            true_values=["true", "True", "TRUE"],
+            false_values=["false", "False", "FALSE"],
+            **options,
         )
-    except (ValueError, OverflowError):
+
+    try:
+        table = csv.read_csv(io.BytesIO(content), read, parse, convert())
+        # Times would lose the way they are written.
+        again = [name for name in names if _is_time(table.column(name).type)]
+        if again:
+            as_text = convert(column_types=dict.fromkeys(again, "string"), include_columns=again)
+            texts = csv.read_csv(io.BytesIO(content), read, parse, as_text)
+            for name in again:
+                table = table.set_column(int(name), name, texts.column(name))
+    except (ArrowException, ValueError, OverflowError):
         return None
-    if frame.shape != (len(ends) - start, width):
-        return None
-    return [_plain(series) for _, series in frame.items()]
+    return [to_plain(table.column(name)) for name in names]
 
 
-def _plain(series: Any) -> np.ndarray | list[str]:
-    kind = getattr(series.dtype, "kind", "O")
-    if kind in "biuf":
-        return np.asarray(series, dtype=bool if kind == "b" else np.float64)
-    missing = series.isna().tolist()
-    return ["" if gone else str(v) for v, gone in zip(series.tolist(), missing, strict=True)]
+def _is_time(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_temporal(kind))
+
+
+def to_plain(column: Any) -> np.ndarray | Coded:
+    """A column of pyarrow as an array, or as coded text."""
+    import pyarrow
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_null(kind):
+        return np.full(len(column), np.nan)
+    if types.is_boolean(kind) and not column.null_count:
+        return np.asarray(column.to_numpy(), dtype=bool)
+    if types.is_integer(kind) or types.is_floating(kind):
+        return np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy())
+    if types.is_decimal(kind):
+        return np.asarray(column.cast(pyarrow.float64()).to_numpy())
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return np.asarray(column.to_numpy(), dtype="datetime64[us]")
+    if types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        return to_plain(column)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        coded = column.dictionary_encode(null_encoding="encode")
+        coded = coded.combine_chunks() if isinstance(coded, pyarrow.ChunkedArray) else coded
+        words = ["" if word is None else word for word in coded.dictionary.to_pylist()]
+        return Coded(words, np.asarray(coded.indices.to_numpy(zero_copy_only=False), np.int64))
+    return np.array([*column.to_pylist(), None], dtype=object)[:-1]  # lists stay lists

@@ -18,10 +18,11 @@ from coterie.data.federated import FederatedData
 from coterie.data.formats import ENDINGS, Format, ending_of, stem_of
 from coterie.data.images import read_client
 from coterie.data.tables import RawTable, from_arrays, read, read_file
+from coterie.data.waiting import show_progress
 
 
 def from_table(table: Any, client: str, label: str | None = None, **options: Any) -> FederatedData:
-    """One table for all clients: a data frame, a dict of columns, or a file.
+    """One table for all clients: a data frame (pandas, polars), a Hugging Face dataset, or a file.
 
     Parameters
     ----------
@@ -87,10 +88,10 @@ def from_folder(
 ) -> FederatedData:
     """One file per client, or one folder of images per client.
 
-    Files end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather or .npz, and may be compressed
-    (.gz, .zip). The name of a file without its ending is the name of the client. NPZ files hold x
-    and y, or x_train, y_train, x_test and y_test. Images are in client/class/image.png and become
-    floats in [0, 1] of shape [channels, height, width].
+    Files end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather, .xlsx or .npz, and may be
+    compressed (.gz, .zip). The name of a file without its ending is the name of the client. NPZ
+    files hold x and y, or x_train, y_train, x_test and y_test. Images are in
+    client/class/image.png and become floats in [0, 1] of shape [channels, height, width].
 
     Parameters
     ----------
@@ -129,8 +130,9 @@ def from_folder(
         if size is not None:
             record["size"] = list(size)
         wanted = _wanted([f.name for f in folders], chosen)
-        tables = _one_depth([read_client(f, size) for f in folders if f.name in wanted])
-        names = [f.name for f in folders if f.name in wanted]
+        folders = [f for f in folders if f.name in wanted]
+        names = [f.name for f in folders]
+        tables = _one_depth([read_client(f, size) for f in show_progress(folders, "clients")])
         return assemble("from_folder", tables, names, "class", chosen, name="folder", record=record)
     for entry in entries:
         if ending_of(entry) not in ENDINGS:
@@ -140,7 +142,7 @@ def from_folder(
             )
     wanted = _wanted([stem_of(entry) for entry in entries], chosen)
     files = [entry for entry in entries if stem_of(entry) in wanted]
-    tables = [read_file(entry, chosen.format) for entry in files]
+    tables = [read_file(entry, chosen.format) for entry in show_progress(files, "files")]
     typed = all(ending_of(entry) == ".npz" for entry in files)
     if typed and label is None and all("y" in table.cells for table in tables):
         label = "y"

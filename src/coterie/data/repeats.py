@@ -6,7 +6,7 @@ few categories rows agree by chance; the warning is given only if many more agre
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -38,7 +38,10 @@ def count_repeats(x: Tree, y: Tensor) -> Repeats:
     Repeats(rows=3, repeated=1, chance=..., pairs=1)
     """
     n = len(y)
-    columns = np.concatenate([_plain(leaf) for leaf in (*leaves(x), y[:, None])], 1)
+    parts = [*leaves(x), y[:, None]]
+    if len(np.unique(sum(_hash(leaf, i) for i, leaf in enumerate(parts)))) == n:
+        return Repeats(n, 0, 0.0, 0)  # equal rows have equal hashes
+    columns = np.concatenate([_plain(leaf) for leaf in parts], 1)
     # The bytes of a row, because sorting rows takes long where they are images.
     seen = columns.view(f"V{columns.shape[1] * 8}").ravel().tolist()
     repeated = n - len(set(seen))
@@ -66,6 +69,18 @@ def warn_of_repeats(told: Sequence[Repeats]) -> list[DataWarning]:
         f"together (unit=COLUMN)."
     ).replace("%)", " %)")
     return [DataWarning("repeats", None, text)]
+
+
+def _hash(leaf: Tensor, seed: int) -> np.ndarray:
+    """A number for each row, from the bits of all its columns: [n]."""
+    values = leaf.flatten(1).numpy()
+    wide: Any = np.uint64 if values.dtype.itemsize == 8 else np.uint32
+    bits: Any = (values + 0.0 if values.dtype.kind == "f" else values.astype(wide)).view(wide)
+    factors = np.random.default_rng(seed).integers(2**31, size=bits.shape[1], dtype=np.int64)
+    bits = (bits ^ (bits >> 15)) * (2 * factors.astype(wide) + 1)
+    bits ^= bits >> 16
+    more = np.random.default_rng(seed + 1).integers(2**63, size=bits.shape[1], dtype=np.uint64)
+    return bits.astype(np.uint64) @ (2 * more + np.uint64(1))
 
 
 def _plain(leaf: Tensor) -> np.ndarray:

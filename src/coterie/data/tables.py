@@ -1,4 +1,4 @@
-"""Read tables: CSV and Parquet files, data frames, dicts of columns, NPZ arrays.
+"""Read tables: files, data frames, Hugging Face datasets, dicts of columns, NPZ arrays.
 
 Every column becomes `Cells`: numbers, true or false, dates or text, with missing values marked.
 Messages number rows as the user sees them: in a CSV file the header is row 1, everywhere else rows
@@ -27,6 +27,7 @@ from coterie.data.formats import (
     MISSING,
     PACKED,
     TEXTS,
+    Coded,
     Format,
     decode,
     ending_of,
@@ -35,6 +36,7 @@ from coterie.data.formats import (
     read_bytes,
     read_regular,
     split_cells,
+    to_plain,
 )
 
 SPLITS = ("train", "validation", "test")
@@ -52,6 +54,7 @@ class Cells(NamedTuple):
 
     kind: str  # "number", "boolean", "date", "text"; "nothing" if every cell is missing
     values: np.ndarray  # [n], or [n, outputs] for numbers to predict
+    coded: Coded | None = None  # text: the same, if it is known
 
     @property
     def missing(self) -> np.ndarray:
@@ -60,7 +63,8 @@ class Cells(NamedTuple):
             if self.values.ndim == 1:
                 return np.isnan(self.values)
             return np.isnan(self.values.reshape(len(self.values), -1)).any(1)
-        return np.array([value is None for value in self.values], dtype=bool)
+        words, codes = self.code()
+        return np.array([word is None for word in words], dtype=bool)[codes]
 
     @property
     def words(self) -> list[str | None]:
@@ -74,9 +78,40 @@ class Cells(NamedTuple):
             for v in self.values.tolist()
         ]
 
+    def code(self) -> tuple[list[str | None], np.ndarray]:
+        """The different values as text, in the order of their first rows, and the one of each row.
+
+        None is missing.
+        """
+        if self.values.dtype.kind == "f":
+            numbers, first, codes = np.unique(self.values, return_index=True, return_inverse=True)
+            order = first.argsort()
+            return Cells(self.kind, numbers[order]).words, order.argsort()[codes.reshape(-1)]
+        if self.coded is not None:
+            return self.coded.words, self.coded.codes
+        places: dict[str | None, int] = {}
+        found = [places.setdefault(value, len(places)) for value in self.values]
+        return list(places), np.array(found, dtype=np.int64)
+
     def take(self, index: np.ndarray) -> "Cells":
         """Some of the rows."""
-        return Cells(self.kind, self.values[index])
+        if self.coded is None:
+            return Cells(self.kind, self.values[index])
+        words, codes = self.coded
+        used, first, codes = np.unique(codes[index], return_index=True, return_inverse=True)
+        order = first.argsort()
+        own = [words[code] for code in used[order].tolist()]
+        return Cells(self.kind, self.values[index], Coded(own, order.argsort()[codes]))
+
+
+class Found(NamedTuple):
+    """How a file is written."""
+
+    ending: str  # of the file, with that of its compression
+    separator: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    missing: frozenset[str] = frozenset()  # markers of missing values in the first lines
 
 
 class RawTable(NamedTuple):
@@ -89,6 +124,7 @@ class RawTable(NamedTuple):
     split: np.ndarray | None = None  # [n]  place in SPLITS, where the source says it
     notes: tuple[str, ...] = ()
     beside: Mapping[str, Cells] = MappingProxyType({})  # columns that are never inputs
+    found: Found | None = None  # how its file is written
 
     def take(self, index: np.ndarray) -> "RawTable":
         """Some of the rows."""
@@ -109,17 +145,31 @@ def read(value: Any, source: str | None = None, how: Format = FOUND) -> RawTable
     """A table from a file, a data frame, a dict of columns, or a 2-d array of numbers.
 
     >>> table = read({"age": [31, None], "ward": ["a", "b"]})
-    >>> table.cells["age"]
-    Cells(kind='number', values=array([31., nan]))
+    >>> table.cells["age"].kind, table.cells["age"].values
+    ('number', array([31., nan]))
     """
     if isinstance(value, str | Path):
         return read_file(Path(value), how)
     source = source or "the table"
-    if hasattr(value, "to_pandas") and not hasattr(value, "column_names"):
-        value = value.to_pandas()  # polars
-    if _is_frame(value):
+    how.refuse(source, "separator", "header", "encoding")
+    return mark_missing(_read_value(value, source), how.na_values)
+
+
+def _read_value(value: Any, source: str) -> RawTable:
+    if _is_of(value, "datasets"):
+        return _dataset(value, source)
+    if _is_of(value, "polars"):
+        if not hasattr(value, "to_arrow"):
+            raise DataError(
+                f"{source}: a polars table must be a DataFrame. Got {type(value).__name__}. Use "
+                f".collect() or .to_frame()."
+            )
+        value = value.to_arrow()
+    if _is_of(value, "pyarrow"):
+        return _arrow(value, source)
+    if _is_of(value, "pandas") and hasattr(value, "columns"):
         return _frame(value, source)
-    if hasattr(value, "column_names"):  # datasets.Dataset, pyarrow.Table
+    if hasattr(value, "column_names"):
         value = _columns(value)
     if isinstance(value, Mapping):
         inputs = value.get("x", value.get("x_train"))
@@ -148,13 +198,53 @@ def read_file(path: Path, how: Format = FOUND) -> RawTable:
     content = read_bytes(path)
     if not content:
         raise DataError(f"{path.name}: a file must have rows. It is empty. Fill or remove it.")
-    if ending == ".npz":
-        return _npz(content, path.name)
+    table = _read_content(content, path.name, ending, how)
+    packed = path.suffix.lower() if path.suffix.lower() in PACKED else ""
+    found = table.found or Found(ending)
+    table = table._replace(found=found._replace(ending=ending + packed))
+    return mark_missing(table, how.na_values)
+
+
+def _read_content(content: bytes, source: str, ending: str, how: Format) -> RawTable:
+    if ending in TEXTS:
+        return _csv(content, source, ending, how)
+    how.refuse(source, "separator")
+    if ending == ".xlsx":
+        how.refuse(source, "encoding")
+        return _sheet(content, source, how)
+    how.refuse(source, "header")
     if ending == ".jsonl":
-        return _json_lines(decode(content, path.name, how.encoding)[0], path.name)
-    if ending not in TEXTS:
-        return _frame(_read_frame(content, path.name, ending), path.name)
-    return _csv(content, path.name, ending, how)
+        return _json_lines(decode(content, source, how.encoding)[0], source)
+    how.refuse(source, "encoding")
+    if ending == ".npz":
+        return _npz(content, source)
+    return _arrow(_read_arrow(content, source, ending), source)
+
+
+def mark_missing(table: RawTable, markers: Sequence[str]) -> RawTable:
+    """The table without the values that the user says mean missing; -9 is also -9.0.
+
+    >>> table = mark_missing(read({"age": [31, -9.0], "ward": ["a", "-"]}), ["-9", "-"])
+    >>> table.cells["age"].values, table.cells["ward"].values
+    (array([31., nan]), array(['a', None], dtype=object))
+    """
+    if not markers:
+        return table
+    numbers = [number for number in map(as_number, markers) if number is not None]
+    cells = {}
+    for name, column in table.cells.items():
+        values = column.values
+        if values.dtype.kind == "f" and values.ndim == 1:
+            gone = np.isin(values, numbers) & (column.kind == "number")
+            kept = np.where(gone, np.nan, values)
+            cells[name] = Cells("nothing" if np.isnan(kept).all() else column.kind, kept)
+        elif values.dtype.kind == "O" and np.isin(values, list(markers)).any():
+            cells[name] = _parse(
+                ["" if v is None else v for v in values], missing=MISSING | set(markers)
+            )
+        else:
+            cells[name] = column
+    return table._replace(cells=cells)
 
 
 def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
@@ -175,11 +265,10 @@ def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
                 f"{header.count(name)} times. Rename one, or say that there is no header: "
                 f"header=False."
             )
-    columns: Sequence[Any] | None = None
-    if not how.na_values:
-        columns = read_regular(text, separator, len(header), start)
+    columns: Sequence[Any] | None
+    columns = read_regular(text, separator, len(header), start, how.missing)
     if columns is not None:
-        rows = np.arange(start + 1, start + 1 + len(columns[0]))
+        rows = np.arange(start + 1, start + 1 + _length(columns[0]))
     else:
         columns, rows = _split_rows(text, separator, source, len(header), start, named)
     cells = {
@@ -189,10 +278,14 @@ def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
         for name, column in zip(header, columns, strict=True)
         if name
     }
-    notes = _describe_format(separator, ending, named, encoding)
-    if "" in header:
-        notes = (*notes, "A column without a name was left out.")
-    return RawTable(source, cells, rows, notes=notes)
+    markers = {cell.strip() for cell in set().union(*lines[:1000])} & how.missing
+    notes = ("A column without a name was left out.",) if "" in header else ()
+    found = Found(ending, separator, named, encoding, frozenset(markers))
+    return RawTable(source, cells, rows, notes=notes, found=found)
+
+
+def _length(column: np.ndarray | Coded) -> int:
+    return len(column.codes if isinstance(column, Coded) else column)
 
 
 def _split_rows(
@@ -215,17 +308,35 @@ def _split_rows(
     return columns, np.array(rows, dtype=np.int64)
 
 
-def _describe_format(separator: str, ending: str, named: bool, encoding: str) -> tuple[str, ...]:
-    """What to say of a file that is not written in the most common way."""
-    said = []
-    if separator not in (",", "\t" if ending == ".tsv" else ","):
-        words = {" ": "spaces", "\t": "tabs"}
-        said.append(f"cells separated by {words.get(separator, repr(separator))}")
-    if not named:
-        said.append("no header, so columns are called column_1, column_2, ... (header=True)")
-    if encoding != "utf-8-sig":
-        said.append(f"encoding {encoding}")
-    return (f"Files read as: {'; '.join(said)}.",) if said else ()
+def describe_files(found: Sequence[Found]) -> str:
+    """How files are written, in a few words.
+
+    >>> describe_files([Found(".csv.gz", ",", True, "utf-8-sig", frozenset({"NA"}))] * 12)
+    '12 .csv.gz files separated by commas, with a header, UTF-8, missing values NA'
+    """
+    words = {" ": "spaces", "\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+    names = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252"}
+    kinds = dict.fromkeys(one.ending for one in found)
+    said = [f"{len(found)} {' and '.join(kinds)} file{'s' * (len(found) > 1)}"]
+    separators = dict.fromkeys(
+        words.get(one.separator, one.separator) for one in found if one.separator is not None
+    )
+    if separators:
+        said[0] += f" separated by {' or '.join(separators)}"
+    headers = {one.header for one in found} - {None}
+    if len(headers) == 1:
+        said.append("with a header" if headers == {True} else "without a header")
+    elif headers:
+        said.append("some with a header")
+    encodings = dict.fromkeys(
+        names.get(one.encoding, one.encoding) for one in found if one.encoding is not None
+    )
+    if encodings:
+        said.append(" or ".join(encodings))
+    markers = sorted({mark or "empty" for one in found for mark in one.missing})
+    if markers:
+        said.append(f"missing values {' '.join(markers)}")
+    return ", ".join(said)
 
 
 def _json_lines(text: str, source: str) -> RawTable:
@@ -248,26 +359,91 @@ def _json_lines(text: str, source: str) -> RawTable:
     return _dict({name: [record.get(name) for record in records] for name in names}, source)
 
 
-def _read_frame(content: bytes, source: str, ending: str) -> Any:
-    """A data frame from the content of a Parquet or Feather file."""
+def _read_arrow(content: bytes, source: str, ending: str) -> Any:
+    """A table of pyarrow from the content of a Parquet or Feather file."""
     try:
-        import pandas
-        import pyarrow  # noqa: F401 - reads two of the formats
+        import pyarrow
+        from pyarrow import feather, parquet
     except ImportError:
         raise DataError(
-            f"{source}: {ending} files need pandas and pyarrow. Install them: "
-            f"pip install 'coterie[tables]'."
+            f"{source}: {ending} files need pyarrow. Install it: pip install 'coterie[tables]'."
         ) from None
-    file = io.BytesIO(content)
+    file = pyarrow.BufferReader(content)
     try:
-        if ending == ".parquet":
-            return pandas.read_parquet(file)
-        return pandas.read_feather(file)
-    except (ValueError, OSError, KeyError, zipfile.BadZipFile):  # pyarrow's errors are ValueErrors
+        return parquet.read_table(file) if ending == ".parquet" else feather.read_table(file)
+    except (pyarrow.ArrowException, ValueError, OSError):
         raise DataError(
             f"{source}: a {ending} file must hold {_CONTENTS[ending]}. Its content is something "
             f"else, or damaged. Give it the ending of what it is, or write it again."
         ) from None
+
+
+def _arrow(table: Any, source: str) -> RawTable:
+    """A table of pyarrow; the index that pandas adds to one is left out."""
+    names = [str(name) for name in table.column_names]
+    if b"pandas" in (table.schema.metadata or {}):
+        told = json.loads(table.schema.metadata[b"pandas"])
+        index = [name for name in told.get("index_columns", ()) if isinstance(name, str)]
+        table = table.drop_columns([name for name in index if name in names])
+        names = [str(name) for name in table.column_names]
+    _check_names(names, source)
+    columns = {name: to_plain(table.column(j)) for j, name in enumerate(names)}
+    return _dict(columns, source)
+
+
+def _check_names(names: Sequence[str], source: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"{source}: columns must have different names. '{name}' occurs "
+                f"{names.count(name)} times. Rename one."
+            )
+
+
+def _sheet(content: bytes, source: str, how: Format) -> RawTable:
+    """The first sheet of an Excel file."""
+    try:
+        from python_calamine import CalamineError, CalamineWorkbook
+    except ImportError:
+        raise DataError(
+            f"{source}: .xlsx files need python-calamine. Install it: pip install "
+            f"'coterie[tables]'."
+        ) from None
+    try:
+        book = CalamineWorkbook.from_filelike(io.BytesIO(content))
+        name = book.sheet_names[0]
+        lines = book.get_sheet_by_index(0).to_python()
+    except (CalamineError, zipfile.BadZipFile, OSError, ValueError, IndexError):
+        raise DataError(
+            f"{source}: a .xlsx file must hold an Excel workbook. Its content is something else, "
+            f"or damaged. Give it the ending of what it is, or write it again."
+        ) from None
+    lines = [line for line in lines if any(cell != "" for cell in line)]
+    if not lines:
+        raise DataError(f"{source}: a sheet must have rows. '{name}' is empty. Fill or remove it.")
+    top = [["" if cell is None else str(cell) for cell in line] for line in lines[:50]]
+    named = has_header(top, how.missing) if how.header is None else how.header
+    header = [cell.strip() for cell in top[0]]
+    if not named:
+        header = [f"column_{j}" for j in range(1, len(header) + 1)]
+    _check_names([name for name in header if name], source)
+    body = lines[1:] if named else lines
+    columns = {
+        column: np.array([*(_cell(line[j], how.missing) for line in body), None], object)[:-1]
+        for j, column in enumerate(header)
+        if column
+    }
+    notes = (f"Sheet '{name}', the first of {len(book.sheet_names)}.",)
+    table = _dict(columns, source)
+    return table._replace(
+        rows=np.arange(len(body)) + 1 + named,
+        notes=notes if len(book.sheet_names) > 1 else (),
+        found=Found(".xlsx", header=named),
+    )
+
+
+def _cell(value: Any, missing: frozenset[str]) -> Any:
+    return None if isinstance(value, str) and value.strip() in missing else value
 
 
 def _npz(content: bytes, source: str) -> RawTable:
@@ -282,18 +458,14 @@ def _npz(content: bytes, source: str) -> RawTable:
     return _arrays(arrays, source)
 
 
-def _is_frame(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns")
+def _is_of(value: Any, package: str) -> bool:
+    """Whether a value is of a class of this package, which need not be installed."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
 
 
 def _frame(frame: Any, source: str) -> RawTable:
     names = [str(name) for name in frame.columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(
-                f"{source}: columns must have different names. '{name}' occurs "
-                f"{names.count(name)} times. Rename one."
-            )
+    _check_names(names, source)
     columns = {}
     for name, (_, series) in zip(names, frame.items(), strict=True):
         gone = series.isna().to_numpy(dtype=bool)
@@ -310,8 +482,35 @@ def _frame(frame: Any, source: str) -> RawTable:
     return _dict(columns, source)
 
 
+def _dataset(dataset: Any, source: str) -> RawTable:
+    """A Hugging Face dataset, labels by their names where it has them."""
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows"):
+        raise DataError(
+            f"{source}: a Hugging Face data set must be a Dataset. Got {type(dataset).__name__}. "
+            f"Of an IterableDataset, take rows: Dataset.from_list(list(rows))."
+        )
+    if isinstance(dataset, Mapping):
+        parts = ", ".join(map(str, dataset))
+        raise DataError(
+            f"{source}: a Hugging Face data set must be one Dataset. Got a DatasetDict of {parts}. "
+            f"Choose one, e.g. dataset['train']."
+        )
+    if any(
+        type(kind).__name__ not in ("Value", "ClassLabel") for kind in dataset.features.values()
+    ):
+        return _dict(_columns(dataset), source)
+    table = _arrow(dataset.with_format("arrow")[:], source)
+    for name, kind in dataset.features.items():
+        named = getattr(kind, "names", None)
+        if named:
+            values = table.cells[name].values
+            words = [None if v != v or v < 0 else named[int(v)] for v in values]
+            table.cells[name] = to_cells(np.array([*words, None], dtype=object)[:-1])
+    return table
+
+
 def _columns(dataset: Any) -> dict[str, Any]:
-    """Columns of a Hugging Face dataset, labels by their names where it has them."""
+    """Columns of a dataset in the manner of Hugging Face, labels by their names."""
     columns = {}
     for name in dataset.column_names:
         values = dataset[name]
@@ -325,7 +524,11 @@ def _dict(columns: Mapping[str, Any], source: str) -> RawTable:
     """A dict of columns; one of them may hold an image or an array per row, which is then x."""
     if not columns:
         raise DataError(f"{source}: a table must have columns. It has none.")
-    arrays = {str(name): to_array(value, source, f"'{name}'") for name, value in columns.items()}
+    coded = {name: value for name, value in columns.items() if isinstance(value, Coded)}
+    arrays = {
+        str(name): value.codes if isinstance(value, Coded) else to_array(value, source, f"'{name}'")
+        for name, value in columns.items()
+    }
     sizes = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
     first = next(iter(sizes))
     for name, size in sizes.items():
@@ -342,7 +545,11 @@ def _dict(columns: Mapping[str, Any], source: str) -> RawTable:
         )
     return RawTable(
         source,
-        {name: to_cells(array) for name, array in arrays.items() if array.ndim == 1},
+        {
+            name: _parse(coded[name]) if name in coded else to_cells(array)
+            for name, array in arrays.items()
+            if array.ndim == 1
+        },
         np.arange(sizes[first]),
         x=arrays[x[0]] if x else None,
     )
@@ -456,25 +663,30 @@ def to_cells(array: np.ndarray) -> Cells:
 
 
 def _parse(
-    texts: Sequence[str], decimal_comma: bool = False, missing: frozenset[str] = MISSING
+    texts: Sequence[str] | Coded, decimal_comma: bool = False, missing: frozenset[str] = MISSING
 ) -> Cells:
     """A column of text: what all of its values can be read as."""
+    if not isinstance(texts, Coded):
+        places: dict[str, int] = {}
+        codes = [places.setdefault(text, len(places)) for text in texts]
+        texts = Coded(list(places), np.array(codes, dtype=np.int64))
     # Values repeat, so each is read once.
-    found = {
-        raw: None if (text := raw.strip()) in missing else text for raw in dict.fromkeys(texts)
-    }
-    present = [value for value in found.values() if value is not None]
+    found = [None if (text := raw.strip()) in missing else text for raw in texts.words]
+    present = [value for value in found if value is not None]
     if not present:
-        return Cells("nothing", np.full(len(texts), np.nan))
+        return Cells("nothing", np.full(len(texts.codes), np.nan))
     first = as_number(present[0], decimal_comma)
-    numbers = {} if first is None else {k: as_number(v, decimal_comma) for k, v in found.items()}
-    if numbers and all(number is not None for number in numbers.values()):
-        return Cells("number", np.array([numbers[raw] for raw in texts], dtype=np.float64))
+    numbers = [] if first is None else [as_number(value, decimal_comma) for value in found]
+    if numbers and all(number is not None for number in numbers):
+        return Cells("number", np.array(numbers, dtype=np.float64)[texts.codes])
     if all(value.lower() in ("true", "false") for value in present):
-        flags = {k: np.nan if v is None else float(v.lower() == "true") for k, v in found.items()}
-        return Cells("boolean", np.array([flags[raw] for raw in texts], dtype=np.float64))
+        flags = [np.nan if value is None else float(value.lower() == "true") for value in found]
+        return Cells("boolean", np.array(flags, dtype=np.float64)[texts.codes])
     kind = "date" if all(_DATE.fullmatch(value) for value in present) else "text"
-    return Cells(kind, np.array([found[raw] for raw in texts], dtype=object))
+    values = np.array(found, dtype=object)[texts.codes]
+    # Two ways to write a value, such as with and without a space, are one word.
+    distinct = len(set(found)) == len(found)
+    return Cells(kind, values, Coded(found, texts.codes) if distinct else None)
 
 
 def as_number(value: str | None, decimal_comma: bool = False) -> float | None:
