@@ -25,11 +25,11 @@ from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, row, take
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.images import read_client
-from coterie.data.warnings import DataWarning
+from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
-from coterie.report.words import describe_result
+from coterie.report.words import NAMES, describe_result
 from coterie.running.build import Run, as_model, build, build_algorithm, check
 from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
@@ -149,7 +149,8 @@ class Fitted:
     @property
     def warnings(self) -> list[DataWarning]:
         """What may be wrong with the data or the training, each with kind, column and text."""
-        return list(self.card.warnings)
+        told = [DataWarning(**one) for one in self.summary.get("warnings", [])]
+        return [*self.card.warnings, *told]
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote: {note}" for note in self.notes)
@@ -458,6 +459,12 @@ def compare(
         curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
         result.files["curves.json"] = to_json(no_nan(curves))
         result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
+    ways = {"the groups": result} | {NAMES[a]: others[n] for a, n in ARMS.items() if n in others}
+    rising = [
+        warn_of_loss(dict(one.held_out.get("by_round", [])), way) for way, one in ways.items()
+    ]
+    if any(rising):
+        result.summary["warnings"] = [one._asdict() for one in rising if one is not None]
     result.files |= write_clients(rows)
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)

@@ -22,7 +22,7 @@ from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable, describe_files
 from coterie.data.text import FEATURES
 from coterie.data.units import number_units, pool_units, read_times
-from coterie.data.warnings import DataWarning
+from coterie.data.warnings import warn_of_columns
 
 MAX_LABELS = 20
 
@@ -217,7 +217,10 @@ def assemble(
         for split, part in zip(SPLITS, parts, strict=True)
     }
     pooled = None if units is None else pool_units(units)
-    warnings: list[DataWarning] = []
+    given = any(table.split is not None for table in tables)
+    ordered = given or units is not None or options.split not in ("random", "stratified")
+    inputs = columns if tables[0].x is None else []
+    warnings = warn_of_columns(tables, names, inputs, label, target.task, ordered)
     if units is None:
         own = zip(
             *(pool.split([len(table.rows) for table in tables]) for pool in (x, y)), strict=True
