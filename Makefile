@@ -20,6 +20,9 @@ help:  ## Show this list
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	# Tests compare robust means with ByzFL's. It wants torchvision, whose build for GPUs cannot be
+	# imported beside torch for CPUs and would break the export to ONNX.
+	$(BIN)/pip install --quiet --no-deps byzfl
 	@touch $@
 
 demo: $(STAMP)  ## Find the groups of a small federation and train a model for each

@@ -327,6 +327,7 @@ def fit(
     out: str | Path | None = None,
     compare: bool = True,
     progress: bool | Progress = False,
+    policy: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Fitted:
@@ -360,6 +361,8 @@ def fit(
         Also train every client alone and one model for all, to measure what grouping gains.
     progress
         Whether to show the rounds as they pass.
+    policy
+        What is done about clients that lie, see `Policy`: {"mean": "median"}, for example.
     settings
         Further options of the run, see `Settings`.
     options
@@ -378,7 +381,13 @@ def fit(
         local=local or {},
         start=start.start if isinstance(start, Advice) else start,
         options=options,
-        settings={"rounds": rounds, "seed": seed, "compare": compare, **(settings or {})},
+        settings={
+            "rounds": rounds,
+            "seed": seed,
+            "compare": compare,
+            **({} if policy is None else {"policy": policy}),
+            **(settings or {}),
+        },
     )
     return fit_run(resolve(request), out, progress)
 
@@ -408,7 +417,9 @@ def run_others(
     parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
         return {}, []
-    settings = replace(ready.settings, compare=False, replicates=1, start=None)
+    # Liars are treated alike in all ways of training.
+    same = {**ready.algorithm.policy, **(ready.settings.policy or {})} or None
+    settings = replace(ready.settings, compare=False, replicates=1, start=None, policy=same)
     others = {name: Run(find(name)(**parts), ready.data, settings) for name in GAINS}
     whole = None if out is None else Path(out)
     at = None if whole is None else whole / "baselines"

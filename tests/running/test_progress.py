@@ -31,14 +31,21 @@ def test_the_cells_of_a_round():
         "1.00",
         "4/0/2",
         "25%",
+        "",
         "2.5 MB",
         "1 min 15 s",
     )
 
 
+def test_clients_whose_replies_were_left_out_are_named():
+    faults = [{"client": name, "task": "t", "why": "w"} for name in ("ann", "bob", "ann", "cat")]
+    assert cells({**LINE, "faults": faults[:3]}, 10, 0.0)[6] == "ann, bob"
+    assert cells({**LINE, "faults": faults}, 10, 0.0)[6] == "ann, bob and 1 more"
+
+
 def test_what_is_unknown_stays_empty():
     nothing = {"round": 1, "bytes": 0, "loss": None, "ari": float("nan")}
-    assert cells(nothing, 2, 0.0) == ("1/2", "", "", "", "", "", "0 B", "0 s")
+    assert cells(nothing, 2, 0.0) == ("1/2", "", "", "", "", "", "", "0 B", "0 s")
 
 
 def test_an_abandoned_round_is_named():

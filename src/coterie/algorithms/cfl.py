@@ -35,7 +35,7 @@ from torch import Tensor
 
 from coterie.algorithms.vectors import cosines, find_finite, order_by_name, vectors
 from coterie.clustering.linkage import agglomerate
-from coterie.core.aggregate import Mean, RunningMean
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, task
 from coterie.core.federation import Federation, each, rows
@@ -122,7 +122,7 @@ class CFL(Algorithm):
                 members = good & (state.assignment[ids] == cluster)
                 state = self.divide(state, cluster, ids[members], updates[members])
         mean = Mean("params", state.models, by=state.assignment[ids])
-        average = RunningMean(mean, "CFL")
+        average = fed.average(mean, "CFL")
         average.add(reply, torch.arange(len(ids)))
         state = state._replace(models=average.result())
         info = {"assignment": state.assignment, "participants": ids.sort().values}

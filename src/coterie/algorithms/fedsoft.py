@@ -23,7 +23,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.core.aggregate import Mean, RunningMean
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
     ComponentShares,
@@ -117,9 +117,8 @@ class FedSoft(Algorithm):
             return state, {"assignment": state.assignment}
         own = each(self.replace_zeros(state.shares[cohort]))
         ids, reply = fed.map(self.train, state.models, own, to=cohort)
-        sums = RunningMean(
-            Mean("params", state.models, weight="weight", slots=True), "FedSoft.train"
-        )
+        mean = Mean("params", state.models, weight="weight", slots=True)
+        sums = fed.average(mean, "FedSoft.train")
         k = self.n_groups
         every = tree_map(lambda leaf: leaf[:, None].expand(-1, k, *leaf.shape[1:]), reply["params"])
         sums.add({"params": every, "weight": weight[ids]}, torch.arange(len(ids)))

@@ -33,7 +33,7 @@ from coterie.algorithms import common
 from coterie.algorithms.vectors import find_finite, order_by_name, vectors
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.labels import centroids
-from coterie.core.aggregate import Mean, RunningMean
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Info, PerClient, register
 from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
@@ -98,7 +98,7 @@ class FeSEM(Algorithm):
         group = common.follow_start(fed, ids, group, self.n_groups)
         bank = tree_map(lambda leaf: leaf.expand(self.n_groups, *leaf.shape).clone(), start)
         assignment = put(fed.per_client(-1), ids, group)
-        models = average(bank, {"params": trained}, group)
+        models = average(fed, bank, {"params": trained}, group)
         return State(models, assignment, start, centroids(x, group, self.n_groups))
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
@@ -110,7 +110,7 @@ class FeSEM(Algorithm):
         x = self.compared(reply["params"])
         good, distance = find_finite(x, "FeSEM"), distances(x, self.compared(state.models))
         group = torch.where(good, distance.argmin(1), state.assignment[ids])  # E-step
-        models = average(state.models, reply, group)  # M-step
+        models = average(fed, state.models, reply, group)  # M-step
         state = state._replace(models=models, assignment=put(state.assignment, ids, group))
         info = {"assignment": state.assignment, "participants": ids.sort().values}
         return state, info | {"groups_used": len(group.unique())}
@@ -151,9 +151,9 @@ def distances(x: Tensor, centres: Tensor) -> Tensor:
     return torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def average(models: Params, reply: dict[str, Tree], group: Tensor) -> Params:
+def average(fed: Federation, models: Params, reply: dict[str, Tree], group: Tensor) -> Params:
     """The mean of each group's members, all alike; a group without members keeps its model."""
-    means = RunningMean(Mean("params", models, by=group), "FeSEM")
+    means = fed.average(Mean("params", models, by=group), "FeSEM")
     means.add(reply, torch.arange(len(group)))
     result: Params = means.result()
     return result

@@ -34,7 +34,7 @@ from coterie.algorithms.vectors import cosines, find_finite, order_by_name, vect
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.labels import centroids
 from coterie.clustering.linkage import agglomerate
-from coterie.core.aggregate import Mean, RunningMean
+from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Info, PerClient, register
 from coterie.core.client import Client, Reply, task
 from coterie.core.errors import ConfigError
@@ -114,7 +114,7 @@ class FlexCFL(Algorithm):
         elif len(ids):
             group = agglomerate(madc(updates), "complete", self.n_groups)
         bank = tree_map(lambda leaf: leaf.expand(self.n_groups, *leaf.shape).clone(), start)
-        mean = RunningMean(Mean("params", bank, by=group), "FlexCFL")  # all members alike
+        mean = fed.average(Mean("params", bank, by=group), "FlexCFL")  # all members alike
         mean.add({"params": trained}, torch.arange(len(ids)))
         directions = centroids(updates, group, self.n_groups)
         return State(mean.result(), put(fed.per_client(-1), ids, group), directions, start)

@@ -119,6 +119,8 @@ def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
 
     >>> parse_sets(["algorithm.n_groups=3", "run.rounds=5"])
     {'algorithm': {'n_groups': 3}, 'run': {'rounds': 5}}
+    >>> parse_sets(["run.policy.mean=median", "run.policy.strikes=5"])
+    {'run': {'policy': {'mean': 'median', 'strikes': 5}}}
     """
     from coterie.core.errors import ConfigError
 
@@ -131,7 +133,11 @@ def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
                 f"--set must have the form table.option=value, such as algorithm.n_groups=3. Got "
                 f"'{pair}'."
             )
-        tables.setdefault(table, {})[option] = _value(value)
+        place = tables.setdefault(table, {})
+        *above, option = option.split(".")
+        for part in above:
+            place = place.setdefault(part, {})
+        place[option] = _value(value)
     return tables
 
 

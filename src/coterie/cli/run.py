@@ -29,6 +29,13 @@ def run(
         Path | None,
         typer.Option(help="CSV file with the columns client and group: the groups to begin with."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="How means resist clients that lie: plain, clipped, trimmed, median, "
+            "geometric_median, krum or centred_clipping. Further options: --set run.policy.cap=100."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one option, e.g. run.rounds=50. May be repeated."),
@@ -74,10 +81,13 @@ def run(
             if value is not None:
                 instead = f"Change {file} instead, or use --set." if file != "quickstart" else ""
                 raise ConfigError(f"coterie run: {flag} has no use with {file}. {instead}".strip())
+    changes = parse_sets(set_ or [])
+    if policy is not None:
+        changes.setdefault("run", {}).setdefault("policy", {})["mean"] = policy
     if file == "quickstart":
         from coterie.quickstart import quickstart
 
-        quickstart(out, as_json=json, changes=parse_sets(set_ or []))
+        quickstart(out, as_json=json, changes=changes)
         return
     import json as json_
 
@@ -85,7 +95,6 @@ def run(
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
 
-    changes = parse_sets(set_ or [])
     if file is not None:
         if start is not None:
             changes.setdefault("run", {})["start"] = str(start)

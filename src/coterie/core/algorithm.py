@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_type_hints
@@ -73,6 +73,7 @@ class Algorithm(ABC):
     supervised: ClassVar[bool] = True  # False: no labels; scored by `surprise` and agreement
     starts: ClassVar[bool] = False  # True: starts with the groups in `fed.start`, if given
     summaries: ClassVar[bool] = False  # True: State has a summary of each client, to cluster them
+    policy: ClassVar[Mapping[str, Any]] = {}  # options of `Policy` unless the run has its own
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -124,6 +124,8 @@ class TaskInfo(NamedTuple):
     phase: str = "train"
     split: str | None = None  # data passed as a last argument: the test data of an evaluation
     home: bool = False  # a real client also passes its folder
+    finite: bool = True  # False: some values of a reply may be nan or infinite
+    samples: tuple[str, ...] = ()  # parts of a reply, besides "n", that are numbers of samples
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -132,8 +134,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 @overload
 def task(function: F) -> F: ...
 @overload
-def task(*, stackable: bool = ..., phase: str = ...) -> Callable[[F], F]: ...
-def task(function: Any = None, *, stackable: bool = True, phase: str = "train") -> Any:
+def task(*, stackable: bool = ..., phase: str = ..., finite: bool = ...) -> Callable[[F], F]: ...
+def task(
+    function: Any = None, *, stackable: bool = True, phase: str = "train", finite: bool = True
+) -> Any:
     """Mark a method `(self, client, *given) -> dict | Reply` as work of one client.
 
     Parameters
@@ -144,10 +148,15 @@ def task(function: Any = None, *, stackable: bool = True, phase: str = "train") 
         a time.
     phase
         Heading in the traffic table: "cluster" for what serves grouping, "train" otherwise.
+    finite
+        False if a reply may have values that are nan or infinite. Otherwise such a reply is left
+        out and its client named, unless half of the replies are like that.
     """
 
     def mark(function: F) -> F:
-        function.__task__ = TaskInfo(function.__name__, stackable, phase)  # type: ignore[attr-defined]
+        function.__task__ = TaskInfo(  # type: ignore[attr-defined]
+            function.__name__, stackable, phase, finite=finite
+        )
         return function
 
     return mark if function is None else mark(function)

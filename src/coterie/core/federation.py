@@ -3,19 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.core.aggregate import Mean, RunningMean, as_means
+from coterie.core.aggregate import Averaging, Mean, as_means
 from coterie.core.client import TaskInfo
 from coterie.core.errors import FederationError
 from coterie.core.memory import Memory
+from coterie.core.policy import Policy
 from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
-from coterie.core.tree import Ids, Tree, leaves, n_bytes, tree_map
+from coterie.core.replies import Fault, Inspector, Record
+from coterie.core.tree import Ids, Tree, leaves, n_bytes, take, tree_map
 
 LOCAL = "update"
 """Label of local training in the clients' keys."""
@@ -78,8 +80,9 @@ class Gathered:
 
     position: Tensor  # [m]  of each reply among the clients asked
     rest: dict[str, Tree]  # leaves [m, ...]; empty if nobody replied
-    means: list[RunningMean]
+    means: list[Averaging]
     sizes: dict[str, int]  # bytes of each part of one client's reply
+    faults: list[Fault] = field(default_factory=list)  # replies that were left out
 
 
 class Traffic:
@@ -179,6 +182,8 @@ class Federation(ABC):
         self.traffic = Traffic()
         self.memory = Memory()  # what each client remembers
         self.wire_bytes: dict[str, int] = {}  # bytes over a network; empty in a simulation
+        self.policy = Policy()  # how means are taken, and when a client is asked no more
+        self.record = Record()  # faulty replies
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
         self._name_keys = fold(seed_key(0), codes(self.names))  # [clients]
@@ -241,11 +246,18 @@ class Federation(ABC):
         -------
         ids, reply
             The clients that answered, in the order asked, and their replies; empty if none did.
+            Faulty replies are left out, and clients that sent too many are not asked.
         """
+        means = as_means(reduce)
+        trusted = self.record.trusted(self.names, to, self.policy.strikes)
+        if not bool(trusted.all()):
+            to, given, means = _keep(trusted, to, given, means)
         call = self.call(task, given, to)
         at_least = self.fewest(at_least, len(to))
         self.traffic.count_sent(call)
-        got = self.gather(call, as_means(reduce))
+        got = self.gather(call, means)
+        for place, why in got.faults:
+            self.note_fault(int(to[place]), call.name, why)
         answered, order = got.position, got.position.argsort()
         self.traffic.add(call.phase, "up", to[answered], sum(got.sizes.values()))
         if len(answered) < at_least:
@@ -275,18 +287,40 @@ class Federation(ABC):
 
     def gather(self, call: Call, means: Sequence[Mean]) -> Gathered:
         """Run a call, and average some leaves of the replies as they arrive."""
-        sums = [RunningMean(mean, call.name) for mean in means]
+        sums = [self.average(mean, call.name) for mean in means]
         reduced = {mean.leaf for mean in means}
+        evaluation = call.phase == "evaluation"
+        declared = self.declared(call.info.split or self.support)[call.ids]
+        strict = call.info.finite and not evaluation
+        inspector = Inspector(means, declared, call.info.samples, strict)
         positions, parts, sizes = [], [], {}
         for position, reply in self.exchange(call) if len(call.ids) else ():
-            for total in sums:
-                total.add(reply, position)
             sizes = {name: n_bytes(part) // max(len(position), 1) for name, part in reply.items()}
+            position, reply = inspector.check(position, reply)
+            for total in sums:
+                total.add(reply, position, checked=True)
             parts.append({name: leaf for name, leaf in reply.items() if name not in reduced})
+            positions.append(position)
+        for position, rest in inspector.judge():
+            for total in sums:
+                total.broken += len(position)
+            parts.append(rest)
             positions.append(position)
         rest = tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:]) if parts else {}
         answered = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64)
-        return Gathered(answered, rest, sums, sizes)
+        return Gathered(answered, rest, sums, sizes, inspector.faults)
+
+    def average(self, mean: Mean, owner: str) -> Averaging:
+        """Begin to take a mean by the rule of the run; `owner` names the task in messages."""
+        return self.policy.average(mean, owner)
+
+    def declared(self, split: str) -> Tensor:
+        """Number of samples that each client has declared, -1 if unknown: [clients]."""
+        return torch.full((len(self.names),), -1)
+
+    def note_fault(self, client: int, task: str, why: str) -> None:
+        """Name a client whose reply is left out, and count it."""
+        self.record.add(self.names[client], task, why, self.policy.strikes)
 
     @abstractmethod
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -347,3 +381,19 @@ class Federation(ABC):
             self.rollback()
             self._calls, self._phase, self.traffic._held = calls, old, held
             self.support = "train"
+
+
+def _keep(
+    some: Tensor, to: Ids, given: tuple[Any, ...], means: tuple[Mean, ...]
+) -> tuple[Ids, tuple[Any, ...], tuple[Mean, ...]]:
+    """What some of the clients asked are handed, and the means of their replies."""
+    kept = some.nonzero()[:, 0]
+
+    def pick(part: Any) -> Any:
+        if isinstance(part, BankRows):
+            return BankRows(part.bank, part.index[kept])
+        return Each(take(part.tree, kept)) if isinstance(part, Each) else part
+
+    by = [mean.by[kept] if isinstance(mean.by, Tensor) else mean.by for mean in means]
+    fewer = tuple(replace(mean, by=own) for mean, own in zip(means, by, strict=True))
+    return to[kept], tuple(map(pick, given)), fewer

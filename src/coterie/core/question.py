@@ -19,7 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def question(
-    *, stackable: bool = True, phase: str = "train", key: str | None = None, home: bool = False
+    *,
+    stackable: bool = True,
+    phase: str = "train",
+    key: str | None = None,
+    home: bool = False,
+    finite: bool = True,
+    samples: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Register a function `(method, client, *given, **arguments) -> dict | Reply`.
 
@@ -34,11 +40,18 @@ def question(
         its random numbers by keeping its label.
     home
         True: a real client also passes `home`, the folder of the run on its own disk.
+    finite
+        As in `task`.
+    samples
+        Names in the reply, besides "n", of numbers of samples. They are checked against what the
+        client declared when it joined.
     """
 
     def register(function: F) -> F:
         label = key or function.__name__
-        function.__question__ = TaskInfo(label, stackable, phase, home=home)  # type: ignore[attr-defined]
+        function.__question__ = TaskInfo(  # type: ignore[attr-defined]
+            label, stackable, phase, home=home, finite=finite, samples=samples
+        )
         QUESTIONS[f"{function.__module__}:{function.__name__}"] = function
         return function
 

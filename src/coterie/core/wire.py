@@ -32,18 +32,44 @@ def dump(tree: Tree, note: dict[str, str] | None = None) -> bytes:
     return save_tensors(arrays, {"coterie": json.dumps(about)})
 
 
-def load(data: bytes, like: Tree = None) -> Tree:
-    """The tree in some bytes; named tuples become dicts unless `like` has their types."""
+DEEP = 32
+"""Levels that a tree may have."""
+PER_LEAF = 512
+"""Bytes of the header for each leaf, at most; its name, type, shape and place take about 150."""
+
+
+def load(data: bytes, like: Tree = None, leaves: int | None = None) -> Tree:
+    """The tree in some bytes; named tuples become dicts unless `like` has their types.
+
+    `leaves`: the tree may have at most so many; what is longer is refused before it is parsed.
+    """
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        size = int.from_bytes(data[:8], "little")
+        if size > len(data) - 8:
+            raise ValueError("the header is longer than the data")
+        if leaves is not None and size > PER_LEAF * (leaves + 2):
+            raise ValueError(f"a header of {size} bytes is too long for {leaves} tensors")
+        header = json.loads(data[8 : 8 + size])
         shape = json.loads(header["__metadata__"]["coterie"])["tree"]
         arrays = load_tensors(data)
-        return _restore(_build(shape, arrays), like)
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        tree = _build(shape, arrays)
+        if arrays:
+            raise ValueError(f"{len(arrays)} tensors have no place in the tree")
+        return _restore(tree, like)
+    except (
+        SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError,
+        RecursionError, OverflowError,
+    ) as error:  # fmt: skip
         raise DataError(
             f"The data must be a tree of tensors that Coterie wrote. They are damaged, or another "
-            f"program wrote them ({error})."
+            f"program wrote them ({_brief(error)})."
         ) from error
+
+
+def _brief(error: Exception) -> str:
+    """The text of an error; a stranger's data may be in it, so it is cut short."""
+    text = str(error)
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _shape(tree: Tree, names: Any) -> Any:
@@ -57,12 +83,20 @@ def _shape(tree: Tree, names: Any) -> Any:
     return next(names)
 
 
-def _build(shape: Any, arrays: dict[str, Tensor]) -> Tree:
+def _build(shape: Any, arrays: dict[str, Tensor], level: int = 0) -> Tree:
+    """The tree of a shape; every array is taken out of `arrays`, so that each is used once."""
     if isinstance(shape, str):
-        return arrays[shape]
+        return arrays.pop(shape)
+    if level >= DEEP:
+        raise ValueError(f"a tree has at most {DEEP} levels")
+    if not isinstance(shape, dict) or len(shape) != 1:
+        raise ValueError("a part of a tree is a tensor, a dict or a list")
     if "dict" in shape:
-        return {key: _build(value, arrays) for key, value in shape["dict"]}
-    return [_build(value, arrays) for value in shape["list"]]
+        pairs = [(key, value) for key, value in shape["dict"]]
+        if not all(isinstance(key, str) for key, _ in pairs) or len(dict(pairs)) < len(pairs):
+            raise ValueError("the names in a tree must be different texts")
+        return {key: _build(value, arrays, level + 1) for key, value in pairs}
+    return [_build(value, arrays, level + 1) for value in shape["list"]]
 
 
 def _restore(tree: Tree, like: Any) -> Tree:

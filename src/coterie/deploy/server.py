@@ -20,6 +20,7 @@ from coterie.core.federation import Federation
 from coterie.core.question import Question
 from coterie.data.card import DataCard
 from coterie.deploy.personal import keep_model
+from coterie.deploy.rehearsal import Rehearsal
 from coterie.engines.relay import Link
 from coterie.engines.remote import Remote
 from coterie.running.build import Settings, build_algorithm
@@ -60,6 +61,8 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
 
         card = DataCard.from_dict(plain)
         algorithm = build_algorithm(description, card)
+        parts = isinstance(card.sample_shape, dict)  # then replies are compared with each other
+        rehearse = None if parts else Rehearsal(card, settings.seed)
         fed = Remote(
             link,
             {"description": description, "card": plain},
@@ -71,6 +74,8 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             at_least=int(config["at-least"]),
             poll=0.05,
             on_join=remember,
+            rehearse=rehearse,
+            known=run.description().get("plan", {}).get("replies"),
         )
         began = any(run.checkpoints.glob("*.json"))
         fed.meet(1 if began else int(config["clients"]), float(config["wait"]))

@@ -106,6 +106,7 @@ class Room:
         self.folder, self.allow = folder, allow
         self.algorithm = build_algorithm(description, card)
         self.fed = Simulation(data, settings.seed, stack=False, chunk=1)
+        self.sizes = {s: int(data.sizes(s)[0]) for s in ("train", "validation", "test")}
         self.journal = Journal(folder / "memory")
         prepare(folder, setup)
 
@@ -189,7 +190,7 @@ class Worker:
             failed = [{"error": self.broken[key]} for _ in head["calls"]]
             return Envelope({**answer, "error": self.broken[key], "results": failed}, {})
         if not head["calls"]:  # a greeting, without information about what the server received
-            return Envelope({**answer, "results": []}, {})
+            return Envelope({**answer, "sizes": self.rooms[key].sizes, "results": []}, {})
         if (key, head["round"]) != self.round:
             self.round, self.trees = (key, head["round"]), {}
         blobs.pop(head["setup"], None)

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engines.relay import Envelope, Link, ask_worker, live_file, private
+from coterie.engines.relay import UNREADABLE, Envelope, Link, ask_worker, live_file, private
 
 TYPE = "query.coterie"
 HEAD, JSON, DATA, PACKED = "head", "json", "data", "blob-"
@@ -106,8 +106,8 @@ class GridLink:
                 continue
             try:
                 answers.append((number, from_records(reply.content)))
-            except (KeyError, ValueError, TypeError) as error:
-                answers.append((number, f"the answer cannot be read ({error!r})"))
+            except Exception as error:  # whatever one node sent concerns that node alone
+                answers.append((number, f"{UNREADABLE} ({type(error).__name__})"))
         self._tell()
         return answers
 

@@ -12,8 +12,10 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages; server and clients must have the same."""
+UNREADABLE = "sent an answer that cannot be read"
+"""How the reason begins if a link cannot read an answer: a fault, and not a missing reply."""
 KEY_FILE, ADDRESS_FILE = "worker.key", "worker.address"
 
 

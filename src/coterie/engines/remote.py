@@ -14,7 +14,7 @@ import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,12 +23,19 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.client import natural
-from coterie.core.errors import CoterieError, FederationError
+from coterie.core.errors import FederationError
 from coterie.core.federation import BankRows, Call, Each, Federation, Then
 from coterie.core.question import describe_task
 from coterie.core.random import codes, fold, seed_key
+from coterie.core.replies import Inspector, Shapes, find_misfit, shapes_of
 from coterie.core.tree import Ids, Tree, leaves, n_bytes, named_leaves, row, stack
-from coterie.engines.relay import PROTOCOL, Envelope, Link
+from coterie.engines.relay import PROTOCOL, UNREADABLE, Envelope, Link
+
+NOTES, NOTE = 20, 500  # notes of a client that are shown, and letters of each
+AGAIN = 3  # times that a client may say, in one exchange, that it lacks what it was sent
+NAME = 200  # letters of a client's name
+MOST_LEAVES = 10_000  # of a reply whose structure is not known beforehand
+MOST_BYTES = 1 << 30  # likewise
 
 
 class Rider(NamedTuple):
@@ -47,7 +54,10 @@ class Parcel:
     calls: list[tuple[int, int]]  # number of the call, index of the client among those asked
     described: list[dict[str, Any]]
     needed: dict[str, Callable[[], bytes]]  # blobs the calls refer to, by checksum
+    names: list[str]  # of the tasks, for messages
+    expected: list[Shapes | None]  # structure of each reply, if it is known
     replies: list[dict[str, Any] | None] = field(default_factory=list)
+    asked: int = 0  # times that the message was sent
 
 
 class Remote(Federation):
@@ -73,6 +83,11 @@ class Remote(Federation):
         Number of answers that are added to a mean at a time.
     on_join
         Function that is called with all names, in the order of their ids, when a client joins.
+    rehearse
+        Function that does a call as a client would, on made-up data, and returns its reply: the
+        structure that replies must have. None, or an error in it: that of most replies.
+    known
+        Structures of replies that an earlier part of the run has found (`plan["replies"]`).
     """
 
     defers = True
@@ -92,12 +107,19 @@ class Remote(Federation):
         poll: float = 0.1,
         chunk: int = 64,
         on_join: Callable[[tuple[str, ...]], None] | None = None,
+        rehearse: Callable[[Call], Tree] | None = None,
+        known: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(names, seed, participation)
         self.link, self.run = link, run
         self.deadline, self.at_least, self.poll, self.chunk = deadline, at_least, poll, chunk
         self.wire_bytes = {"down": 0, "up": 0}  # bytes of blobs that were sent over the link
-        self._on_join = on_join
+        self._on_join, self._rehearse = on_join, rehearse
+        self._structures: dict[str, Shapes | None] = {
+            name: shapes and {leaf: (kind, tuple(size)) for leaf, (kind, size) in shapes.items()}
+            for name, shapes in (known or {}).items()
+        }
+        self._sizes: dict[str, dict[str, int]] = {}  # samples that each client has declared
         self._setup = json.dumps(setup, sort_keys=True).encode()
         self._setup_name = wire.checksum(self._setup)
         self._claims: dict[str, list[int]] = {}  # nodes with a name, oldest first
@@ -172,10 +194,15 @@ class Remote(Federation):
         sent = self.link.push([(node, hello) for node in new], seconds) if new else []
         self._greeted |= {node: number for node, number in zip(new, sent, strict=True) if number}
 
-    def _claim(self, node: int, head: dict[str, Any]) -> None:
-        name, registered = str(head.get("client", "")), self._online.get(node, "")
-        if head.get("protocol") != PROTOCOL or "error" in head or not name:
-            reason = head.get("error") or f"its messages have version {head.get('protocol')}"
+    def declared(self, split: str) -> Tensor:
+        """What clients said when they joined."""
+        sizes = [self._sizes.get(name, {}).get(split, -1) for name in self.names]
+        return torch.tensor(sizes, dtype=torch.int64)
+
+    def _claim(self, node: int, head: Any) -> None:
+        registered = self._online.get(node, "")
+        name, reason = read_greeting(head)
+        if reason:
             warnings.warn(f"Node {node} ('{name}') cannot take part: {reason}.", stacklevel=3)
         elif registered and registered != name:
             warnings.warn(
@@ -187,6 +214,8 @@ class Remote(Federation):
             others = self._claims.setdefault(name, [])
             if node not in others:
                 others.append(node)
+            if others[0] == node:  # of several nodes with a name, the first is asked
+                self._sizes[name] = {split: int(n) for split, n in head["sizes"].items()}
 
     def _node_of(self, name: str) -> int | None:
         """The node of a client: of several nodes with its name, the first that is connected."""
@@ -238,7 +267,13 @@ class Remote(Federation):
         replies = [said[place] for place in sorted(said)]
         sizes = torch.tensor([n_bytes(reply) for reply in replies])
         self.traffic.add(call.phase, "up", call.ids[places], sizes)
-        then(call.ids[places], stack(replies))
+        declared = self.declared(call.info.split or "train")[call.ids]
+        inspector = Inspector((), declared, call.info.samples, strict=False)
+        places, reply = inspector.check(places, stack(replies))
+        for place, why in inspector.faults:
+            self.note_fault(int(call.ids[place]), call.name, why)
+        if len(places):
+            then(call.ids[places], reply)
 
     def why_missing(self) -> str:
         return self._missing
@@ -246,7 +281,12 @@ class Remote(Federation):
     @property
     def plan(self) -> dict[str, Any]:
         """The settings that affect the last bits of the result."""
-        return {"engine": "flower", "chunk": self.chunk, "threads": torch.get_num_threads()}
+        return {
+            "engine": "flower",
+            "chunk": self.chunk,
+            "threads": torch.get_num_threads(),
+            "replies": self._structures,
+        }
 
     # messages
 
@@ -277,7 +317,9 @@ class Remote(Federation):
                     continue  # an answer to another message, or a second answer
                 lacks = self._read(parcel, answer, number)
                 node = self._node_of(self.names[parcel.client])
-                if lacks and node is not None:
+                if lacks and parcel.asked > AGAIN:
+                    self._blame(parcel, "says again and again that it lacks what it was sent")
+                elif lacks and node is not None:
                     self._held[parcel.client] = self._held.get(parcel.client, set()) - set(lacks)
                     again.append((node, parcel))
             self._send(again, number, end, waiting)
@@ -295,26 +337,42 @@ class Remote(Federation):
         return [self._keep_usual(calls[i][0], said) for i, said in enumerate(out)]
 
     def _keep_usual(self, call: Call, said: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Keep the replies with the most frequent names and shapes."""
-        shapes = {place: _shapes(reply) for place, reply in said.items()}
+        """Where no structure was known beforehand: keep the replies with the most frequent one."""
+        shapes = {place: tuple(shapes_of(reply).items()) for place, reply in said.items()}
         if len(set(shapes.values())) <= 1:
             return said
         usual, _ = Counter(shapes.values()).most_common(1)[0]
-        odd = [self.names[int(call.ids[place])] for place in said if shapes[place] != usual]
-        warnings.warn(
-            f"{call.name}: replies of {', '.join(odd)} have other names or shapes than most "
-            "replies and are left out.",
-            stacklevel=3,
-        )
-        return {place: reply for place, reply in said.items() if shapes[place] == usual}
+        for place in said:
+            if (why := find_misfit(said[place], dict(usual))) is not None:
+                self.note_fault(int(call.ids[place]), call.name, f"{why}, unlike most clients")
+        return {
+            place: reply for place, reply in said.items() if not find_misfit(reply, dict(usual))
+        }
+
+    def _expect(self, call: Call) -> Shapes | None:
+        """The structure of replies to a call; None if it cannot be known beforehand."""
+        name = _signature(call)
+        if name not in self._structures:
+            self._structures[name] = None
+            if self._rehearse is not None:
+                try:
+                    reply = wire.load(wire.dump(self._rehearse(call)))
+                    self._structures[name] = shapes_of(reply)
+                except Exception as error:  # made-up data may not suit a task
+                    self._structures[name] = None
+                    print(f"{call.name}: the form of replies is that of most clients ({error!r}).")
+        return self._structures[name]
 
     def _parcels(self, calls: list[tuple[Call, int]]) -> list[Parcel]:
         parcels: dict[int, Parcel] = {}
         for number, (call, round) in enumerate(calls):
             aside = number < len(calls) - 1
             task = describe_task(call.task)
+            expected = self._expect(call) if len(call.ids) else None
             for place, client in enumerate(call.ids.tolist()):
-                parcel = parcels.setdefault(client, Parcel(client, [], [], {}))
+                parcel = parcels.setdefault(client, Parcel(client, [], [], {}, [], []))
+                parcel.names.append(call.name)
+                parcel.expected.append(expected)
                 given = [self._refer(parcel, part, place) for part in call.given]
                 parcel.calls.append((number, place))
                 parcel.described.append(
@@ -390,6 +448,7 @@ class Remote(Federation):
             held = self._held.setdefault(parcel.client, set())
             blobs = {name: get() for name, get in parcel.needed.items() if name not in held}
             head = self._head(parcel.client, self.round, number, parcel.described)
+            parcel.asked += 1
             messages.append((node, Envelope(head, blobs)))
             self.wire_bytes["down"] += sum(map(len, blobs.values()))
         if not messages:
@@ -402,37 +461,68 @@ class Remote(Federation):
                 waiting[message] = parcel
 
     def _read(self, parcel: Parcel, answer: Envelope | str, number: int) -> list[str]:
-        """Read an answer; return the blobs that the client reports as missing."""
+        """Read an answer; return the blobs that the client reports as missing.
+
+        Whatever is wrong with it concerns this client alone.
+        """
         if isinstance(answer, str):
-            self._note(parcel, f"failed: {answer}")
+            if answer.startswith(UNREADABLE):
+                self._blame(parcel, answer)
+            else:
+                self._note(parcel, f"failed: {_cut(answer)}")
             return []
+        try:
+            return self._read_answer(parcel, answer, number)
+        except Exception as error:
+            parcel.replies = []
+            self._blame(parcel, f"{UNREADABLE} ({_cut(str(error)) or type(error).__name__})")
+            return []
+
+    def _read_answer(self, parcel: Parcel, answer: Envelope, number: int) -> list[str]:
         head = answer.head
+        if not isinstance(head, dict):
+            raise FederationError(f"its head is a {type(head).__name__}, not a dict")
         mine = {"protocol": PROTOCOL, "run": self.run, "round": self.round, "exchange": number}
         mine["client"] = self.names[parcel.client]
         if any(head.get(key) != value for key, value in mine.items()):
-            self._note(parcel, "answered another message")
+            self._blame(parcel, "answered another message")
             return []
         if head.get("missing"):
-            lacks = [str(name) for name in head["missing"]]
+            lacks = _texts(head["missing"], "missing", len(parcel.needed) + 1, NAME)
             if self._setup_name in lacks:
                 parcel.needed[self._setup_name] = lambda: self._setup
             return lacks
-        self.wire_bytes["up"] += sum(map(len, answer.blobs.values()))
-        for said in head.get("notes", ()):
-            warnings.warn(f"Client '{mine['client']}': {said}", stacklevel=2)
-        try:
-            for result in head["results"]:
-                if "error" in result:
-                    parcel.replies.append(None)
-                    self._note(parcel, f"failed: {result['error']}")
-                else:
-                    parcel.replies.append(wire.load(answer.blobs[result["blob"]]))
-        except (CoterieError, KeyError, TypeError) as error:
-            self._note(parcel, f"sent an answer that cannot be read ({error!r})")
-            return []
+        size = sum(map(len, answer.blobs.values()))
+        self.wire_bytes["up"] += size
+        for said in _texts(head.get("notes", []), "notes", NOTES, NOTE):
+            warnings.warn(f"Client '{mine['client']}': {said}", stacklevel=4)
+        results = head.get("results")
+        if not isinstance(results, list) or len(results) != len(parcel.calls):
+            raise FederationError(f"it must have {len(parcel.calls)} results")
+        if size > _most_bytes(parcel.expected):
+            raise FederationError(f"{size} bytes are too many")
+        replies: list[dict[str, Any] | None] = []
+        for result, name, expected in zip(results, parcel.names, parcel.expected, strict=True):
+            if "error" in result:
+                replies.append(None)
+                self._note(parcel, f"failed: {_cut(str(result['error']))}")
+                continue
+            most = MOST_LEAVES if expected is None else len(expected)
+            reply = wire.load(answer.blobs[result["blob"]], leaves=most)
+            why = find_misfit(reply, shapes_of(reply) if expected is None else expected)
+            if why is not None:
+                self.note_fault(parcel.client, name, why)
+                self._note(parcel, why)
+            replies.append(None if why is not None else reply)
+        parcel.replies = replies
         self._held[parcel.client] |= set(parcel.needed)
         self.memory.keep(parcel.client, {"heard": torch.tensor(number)})
         return []
+
+    def _blame(self, parcel: Parcel, why: str) -> None:
+        """Count a fault of a client; its answer is lost."""
+        self._note(parcel, why)
+        self.note_fault(parcel.client, parcel.names[-1], why)
 
     def _note(self, parcel: Parcel, why: str) -> None:
         """Keep the first reason for a missing answer."""
@@ -447,5 +537,61 @@ def _identity(tree: Tree) -> Any:
     )
 
 
-def _shapes(tree: Tree) -> tuple[Any, ...]:
-    return tuple((path, leaf.dtype, tuple(leaf.shape)) for path, leaf in named_leaves(tree))
+def _signature(call: Call) -> str:
+    """A task and the shapes of what it is handed, on which the structure of replies depends."""
+    task = describe_task(call.task)
+    shapes = []
+    for given in call.given:
+        tree, rows = given, False
+        if isinstance(given, BankRows | Each):
+            tree, rows = (given.bank if isinstance(given, BankRows) else given.tree), True
+        shapes.append([[leaf.shape[int(rows) :] for leaf in leaves(tree)], str(type(given))])
+    # Small whole numbers, such as the number of networks of a survey, decide shapes, too.
+    numbers = [
+        int(leaf) for given in call.given if isinstance(given, Tensor)
+        for leaf in leaves(given) if leaf.ndim == 0 and not leaf.is_floating_point()
+    ]  # fmt: skip
+    numbers = [number for number in numbers if abs(number) < 1 << 20]
+    text = json.dumps([task, shapes, numbers], sort_keys=True, default=str)
+    return f"{call.name} {wire.checksum(text.encode())[:12]}"
+
+
+def _most_bytes(expected: Sequence[Shapes | None]) -> int:
+    """Bytes that an answer may have: twice what its replies take, and some for headers."""
+    total = 0
+    for shapes in expected:
+        if shapes is None:
+            return MOST_BYTES
+        for kind, shape in shapes.values():
+            each = getattr(torch, kind).itemsize if kind not in ("dict", "list") else 0
+            total += wire.PER_LEAF + each * torch.Size(shape).numel()
+    return 2 * total + 65_536
+
+
+def read_greeting(head: Any) -> tuple[str, str]:
+    """The name in a node's first answer, and why the node cannot take part ("": it can)."""
+    if not isinstance(head, dict):
+        return "", f"its first answer is a {type(head).__name__}, not a dict"
+    name, version = head.get("client"), head.get("protocol")
+    if not isinstance(name, str) or not 0 < len(name) <= NAME:
+        return "", f"a name must be a text of at most {NAME} letters"
+    if "error" in head:
+        return name, _cut(str(head["error"]))
+    if version != PROTOCOL:
+        return name, f"its messages have version {_cut(repr(version), 40)}, the server's {PROTOCOL}"
+    sizes = head.get("sizes")
+    fine = isinstance(sizes, dict) and {"train", "test"} <= sizes.keys() and len(sizes) <= 10
+    if not fine or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes.values()):  # type: ignore[union-attr]
+        return name, "it must declare its numbers of samples, whole numbers from 0"
+    return name, ""
+
+
+def _texts(value: Any, name: str, most: int, letters: int) -> list[str]:
+    """A list of texts in a head; further ones and further letters are dropped."""
+    if not isinstance(value, list):
+        raise FederationError(f"'{name}' must be a list of texts")
+    return [_cut(str(text), letters) for text in value[:most] if isinstance(text, str)]
+
+
+def _cut(text: str, most: int = NOTE) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -95,6 +95,7 @@ class Simulation(Federation):
         self.kernel: Kernel = Stacked(kernel, choices) if self.stack else Loop()
         self._gather = Gatherer(source, self.device)
         self._sizes = source.sizes("train")
+        self._declared: dict[str, Tensor] = {"train": self._sizes}
         self._missing = ""
 
     @property
@@ -132,6 +133,12 @@ class Simulation(Federation):
 
     def why_missing(self) -> str:
         return self._missing
+
+    def declared(self, split: str) -> Tensor:
+        """The sizes of the data."""
+        if split not in self._declared:
+            self._declared[split] = self.source.sizes(split)
+        return self._declared[split]
 
     def _wake(self, call: Call, ids: Ids) -> None:
         """Initialise the memory of clients that are asked for the first time."""

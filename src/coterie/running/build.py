@@ -28,6 +28,7 @@ from coterie.core.algorithm import Algorithm, address_of, find
 from coterie.core.config import check_fields, construct, load
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.model import Model
+from coterie.core.policy import Policy, as_policy
 from coterie.core.training import LocalSGD
 from coterie.core.tree import named_leaves, tree_map
 from coterie.data.federated import FederatedData
@@ -96,6 +97,11 @@ class Settings:
         Mean time until a client replies, to test a method under faults.
     deadline
         Time after which a reply is too late. None: never.
+    policy
+        What is done about clients that lie, as options of `Policy`: how means are taken ("mean"),
+        how many samples a client counts with at most ("cap"), after how many faulty replies it is
+        asked no more ("strikes"). Options that are not given are those of the method: "plain" means
+        for the methods of papers.
     """
 
     rounds: Annotated[int, Ge(0)] = 20
@@ -120,14 +126,21 @@ class Settings:
     drop: Annotated[float, Ge(0), Le(1)] = 0.0
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None
+    policy: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        as_policy(self.policy)
         if self.stop == "validation" and not self.evaluate_every:
             raise ConfigError(
                 'Settings: stop="validation" needs evaluations. Got evaluate_every=0. Set it to 1 '
                 "or more."
             )
+
+
+def policy_of(algorithm: Algorithm, settings: Settings) -> Policy:
+    """The policy of a run: its own options, and for the others those of the method."""
+    return as_policy({**algorithm.policy, **(settings.policy or {})})
 
 
 @dataclass(frozen=True)

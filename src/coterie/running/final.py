@@ -186,6 +186,9 @@ def _summary(
     summary["bytes"] = fed.traffic.total()
     summary["traffic"] = phases
     summary["abandoned_rounds"] = sum("abandoned" in line for line in lines)
+    summary["policy"] = fed.policy.mean
+    if fed.record.counts:
+        summary["faults"] = dict(sorted(fed.record.counts.items()))
     return summary
 
 

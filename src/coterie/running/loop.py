@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,11 +18,12 @@ from coterie.core.algorithm import Algorithm, grow, name_of
 from coterie.core.errors import ConfigError, DataError, FederationError
 from coterie.core.federation import Federation
 from coterie.core.memory import Memory
+from coterie.core.policy import as_policy
 from coterie.data import DataCard, FederatedData
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
 from coterie.engines.stacking.chunks import chunk_size
-from coterie.running.build import Description, Run, Settings, check
+from coterie.running.build import Description, Run, Settings, check, policy_of
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.final import Result, finish, held_split, mean, some
 from coterie.running.folder import RunFolder
@@ -144,6 +146,10 @@ def _attempt(
         fed = _federation(algorithm, data, settings, restart, folder)
     assert fed is not None
     fed.start = initial_groups(settings.start, fed.names)
+    plan = {} if folder is None else folder.description().get("plan", {})
+    saved_policy = plan.get("policy")  # a later version may have another default
+    fed.policy = as_policy(saved_policy) if saved_policy else policy_of(algorithm, settings)
+    _freeze(folder, fed)
     lines: list[dict[str, Any]] = []
     late: dict[str, Any] = {}
     scores: dict[str, Scores] = {}
@@ -160,6 +166,7 @@ def _attempt(
             best = None if saved.best is None else (held.best, saved.best)
         folder.trim(done)
         lines = folder.lines()
+        fed.record.restore(lines)
     else:
         done = 0
         fed.begin(-1)
@@ -256,7 +263,7 @@ def _federation(
     if settings.drop or settings.delay:
         deadline = settings.deadline or float("inf")
         faults = Faults(settings.drop, settings.delay, deadline, settings.seed)
-    fed = Simulation(
+    return Simulation(
         data,
         settings.seed,
         settings.participation,
@@ -270,8 +277,6 @@ def _federation(
         kernel=settings.kernel,
         choices=plan.get("kernels"),
     )
-    _freeze(folder, fed)
-    return fed
 
 
 def _freeze(folder: RunFolder | None, fed: Federation) -> None:
@@ -279,8 +284,9 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
     if folder is None:
         return
     description = folder.description()
-    if description.get("plan") != fed.plan:
-        folder.describe({**description, "plan": fed.plan})
+    plan = {**fed.plan, "policy": asdict(fed.policy)}
+    if description.get("plan") != plan:
+        folder.describe({**description, "plan": plan})
 
 
 def _round(
@@ -331,6 +337,8 @@ def _round(
             held.see(number + 1, scores[own].ids, losses)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
+    if faults := fed.record.take():
+        line["faults"] = faults
     line["bytes"] = fed.traffic.total()
     if fed.wire_bytes:
         line["wire"] = sum(fed.wire_bytes.values())  # of this server process, with evaluations

@@ -29,7 +29,7 @@ class Silent:
     def end(self) -> None: ...
 
 
-COLUMNS = ("round", "loss", "accuracy", "ARI", "groups", "switched", "sent", "time left")
+COLUMNS = ("round", "loss", "accuracy", "ARI", "groups", "switched", "faults", "sent", "time left")
 
 
 class Plain:
@@ -112,9 +112,16 @@ def cells(line: dict[str, Any], rounds: int, left: float) -> tuple[str, ...]:
         _number(line.get("ari"), "{:.2f}"),
         "abandoned" if "abandoned" in line else "/".join(map(str, sizes)) if sizes else "",
         _number(line.get("churn"), "{:.0%}"),
+        _name_faulty(line.get("faults", [])),
         megabytes(line["bytes"]),
         duration(left),
     )
+
+
+def _name_faulty(faults: list[dict[str, str]]) -> str:
+    """The clients whose replies were left out; the first two by name."""
+    names = list(dict.fromkeys(fault["client"] for fault in faults))
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _number(value: float | None, shape: str) -> str:

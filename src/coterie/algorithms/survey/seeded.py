@@ -70,7 +70,7 @@ Answers: TypeAlias = dict[Statistic, Summary]
 # asking
 
 
-@question(phase="cluster", key="survey")
+@question(phase="cluster", key="survey", samples=("count", "share_count"))
 def probe_seeded(
     method: Any,
     client: Client,

@@ -1,0 +1,66 @@
+"""What a run does about clients that lie: a property of the run, for every method."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from coterie.core.aggregate import Averaging, HeldMean, Mean, RunningMean
+from coterie.core.config import check_fields, construct
+
+Rule = Literal[
+    "plain", "clipped", "trimmed", "median", "geometric_median", "krum", "centred_clipping"
+]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How replies are averaged and when a client is asked no more.
+
+    Parameters
+    ----------
+    mean
+        How every mean of every method is taken, group by group. "plain": the weighted mean.
+        "clipped": replies farther from the present model than the median reply are moved closer.
+        "trimmed", "median": number by number, without the largest and the smallest. "krum": the
+        one reply with the nearest neighbours. "geometric_median", "centred_clipping": a centre of
+        the replies that far ones hardly move. All but "plain" hold every reply until all are
+        there; "clipped" with a radius does not.
+    liars
+        Share of a group's members that may lie: "trimmed" drops so many on each side, and "krum"
+        counts so many neighbours less.
+    radius
+        Length beyond which "clipped" and "centred_clipping" shorten the difference between a reply
+        and the model. None: the median length in the group.
+    cap
+        The largest number of samples that a client counts with. None: no limit in a plain mean,
+        twice the median of the group in any other.
+    strikes
+        After this number of faulty replies a client is asked no more.
+    """
+
+    mean: Rule = "plain"
+    liars: Annotated[float, Gt(0), Lt(0.5)] = 0.3
+    radius: Annotated[float, Gt(0)] | None = None
+    cap: Annotated[float, Gt(0)] | None = None
+    strikes: Annotated[int, Ge(1)] = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def average(self, mean: Mean, owner: str) -> Averaging:
+        """Begin to take a mean; `owner` names the task in messages."""
+        if self.mean == "plain":
+            return RunningMean(mean, owner, self.cap)
+        if self.mean == "clipped" and self.radius is not None:
+            return RunningMean(mean, owner, self.cap, self.radius)
+        return HeldMean(mean, owner, self.mean, self.liars, self.cap, self.radius)
+
+
+def as_policy(given: "Policy | dict[str, Any] | None") -> Policy:
+    """A policy as users write it: a mapping of its options.
+
+    >>> as_policy({"mean": "median"}).mean
+    'median'
+    """
+    return given if isinstance(given, Policy) else construct(Policy, dict(given or {}))
