@@ -291,6 +291,8 @@ class Federation(ABC):
         reduced = {mean.leaf for mean in means}
         evaluation = call.phase == "evaluation"
         declared = self.declared(call.info.split or self.support)[call.ids]
+        if evaluation and call.info.split is None:  # perhaps on rows that are not the client's own
+            declared = torch.full_like(declared, -1)
         strict = call.info.finite and not evaluation
         inspector = Inspector(means, declared, call.info.samples, strict)
         positions, parts, sizes = [], [], {}
