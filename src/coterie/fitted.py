@@ -29,6 +29,7 @@ from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
+from coterie.report.why import Why
 from coterie.report.words import NAMES, describe_result
 from coterie.running.build import Run, as_model, build, build_algorithm, check
 from coterie.running.final import Result, write_clients
@@ -130,6 +131,11 @@ class Fitted:
                 "run has neither. Fit with compare=True, or run: coterie verdict FOLDER"
             )
         return Verdict.of(self.files["verdict.json"])
+
+    @property
+    def why(self) -> Why:
+        """In what each group and odd client differs from the others, in words and figures."""
+        return read_why(self.files)
 
     @property
     def history(self) -> Any:
@@ -485,6 +491,18 @@ def compare(
 def _thin(line: dict[str, Any]) -> dict[str, Any]:
     """What curves need of a round."""
     return {name: line[name] for name in ("round", "loss", "accuracy") if name in line}
+
+
+def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
+    """Why groups differ, from the files of a finished run."""
+    if "why.json" not in files:
+        raise ConfigError(
+            "Why groups differ is not known: this run asked its clients nothing about it. In a "
+            f"simulation of this version it is found by: coterie resume {folder}. If the run has "
+            'why="nothing", or its clients are real, run it again with --why columns,labels,'
+            "predictions or less."
+        )
+    return Why.of(files["why.json"], files.get("why_images.safetensors"))
 
 
 def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:

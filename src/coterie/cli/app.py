@@ -18,6 +18,7 @@ from coterie.cli import (
     run,
     show,
     verdict,
+    why,
 )
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command()(resume.resume)
 app.command()(show.show)
 app.command()(report.report)
 app.command()(verdict.verdict)
+app.command()(why.why)
 app.command()(compare.compare)
 app.command()(place.place)
 app.command()(predict.predict)

@@ -17,6 +17,13 @@ Data = Annotated[
         help="Rows of one client: a CSV, Parquet or NPZ file, or a folder of class/image files."
     ),
 ]
+Why = Annotated[
+    str | None,
+    typer.Option(
+        help="What clients may send to say in what groups differ: columns, labels, predictions, "
+        "images, with commas between them, or 'nothing'."
+    ),
+]
 PANEL = "How the data are read"
 READING: dict[str, tuple[Any, Any]] = {
     "label": (str, "Column to predict."),

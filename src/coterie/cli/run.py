@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, parse_sets, reads_data
+from coterie.cli.options import Json, Why, parse_sets, reads_data
 
 
 @reads_data
@@ -47,6 +47,7 @@ def run(
         bool,
         typer.Option(help="Also train every client alone and one model for all, for the verdict."),
     ] = True,
+    why: Why = None,
     json: Json = False,
     *,
     reading: dict[str, Any],
@@ -95,6 +96,8 @@ def run(
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
 
+    if why is not None:
+        changes.setdefault("run", {})["why"] = why
     if file is not None:
         if start is not None:
             changes.setdefault("run", {})["start"] = str(start)
@@ -126,3 +129,5 @@ def run(
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
     if out is not None:
         print(f"\nSaved to {out}. For details: coterie show {out}")
+        if len(fit.cards) > 1 and "why.json" in fit.files:
+            print(f"In what the groups differ: coterie why {out}")

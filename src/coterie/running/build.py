@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator
 from torch import nn
 
 from coterie import algorithms, data, models
@@ -34,6 +35,7 @@ from coterie.core.tree import named_leaves, tree_map
 from coterie.data.federated import FederatedData
 from coterie.running.evaluation import LOSS_OF
 from coterie.running.start import check_start, read_start
+from coterie.running.why import Part, choose_parts
 
 assert algorithms  # imported for the methods it lists
 
@@ -91,6 +93,12 @@ class Settings:
     replicates
         Number of trainings of each way that is compared. With two or more, the intervals of the
         verdict also cover the randomness of training. The first training is the one that is kept.
+    why
+        What clients send at the end so that `fit.why` can say in what groups differ: "columns"
+        (count, mean and spread of each column), "labels" (their counts), "predictions" (what the
+        model of each group says of their rows) and "images" (mean images by class). A list, words
+        with commas between them, or "nothing". "auto": the first three in a simulation, nothing
+        from real clients.
     drop
         Probability that a reply is lost, to test a method under faults.
     delay
@@ -123,6 +131,7 @@ class Settings:
     patience: Annotated[int, Ge(1)] = 5
     compare: bool = False
     replicates: Annotated[int, Ge(1)] = 1
+    why: Annotated[Literal["auto"] | tuple[Part, ...], BeforeValidator(choose_parts)] = "auto"
     drop: Annotated[float, Ge(0), Le(1)] = 0.0
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None

@@ -15,12 +15,14 @@ from coterie.core import wire
 from coterie.core.algorithm import Algorithm, Evidence, grow, name_of
 from coterie.core.federation import BankRows, Each, Federation
 from coterie.core.question import Question
-from coterie.core.tree import BUFFER, Tree, named_leaves, row
+from coterie.core.tree import BUFFER, Tree, named_leaves, row, take
 from coterie.data import DataCard, FederatedData
+from coterie.evidence.why import Sets
 from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.held_out import HeldOut
+from coterie.running.why import USUAL, Asking, Part, Who, explain
 
 
 @dataclass
@@ -94,7 +96,7 @@ def finish(
         summary["kept_round"] = held.best
     result.held_out = no_nan(describe_held_out(result, settings.stop, held))
     result.held_losses = torch.zeros(0, 0) if held is None else held.losses
-    result.files = _final_files(result)
+    result.files = _final_files(result) | explain_groups(result, settings.why)
     if folder is not None:
         folder.finish(result.files, summary)
         result.folder = folder.path
@@ -293,6 +295,51 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
         cards.append(one)
     return cards
+
+
+def explain_groups(result: Result, parts: str | tuple[Part, ...]) -> dict[str, bytes]:
+    """The files that say in what the groups differ; none if clients may be asked nothing.
+
+    The rows are those that trained nothing. If there are none, they are the training rows.
+    """
+    data, fed, state = result.data, result.fed, result.state
+    if isinstance(parts, str):
+        parts = USUAL if isinstance(data, FederatedData) else ()
+    if not parts:
+        return {}
+    ids = result.scores.ids
+    used, odd = used_groups(result.evidence), torch.isin(ids, result.algorithm.odd(state))
+    placed = result.evidence.group >= 0
+    labels = torch.searchsorted(used, result.evidence.group[placed])
+    names = [fed.names[i] for i in ids[placed].tolist()]
+    who = Who(ids[placed], Sets(labels, odd[placed]), names)
+    split = held_split(data)
+    fresh = not isinstance(data, FederatedData) or bool(data.sizes(split).any())
+    card = data if isinstance(data, DataCard) else DataCard.of(data)
+    asking = Asking(fed, result.algorithm, card, who, split if fresh else "train")
+    with fed.aside():
+        found, images = explain(asking, parts, _group_models(result, who))
+    if not fresh:
+        found["notes"].append(
+            "No rows are held out, so training rows were compared: groups that were formed by "
+            "chance may look different."
+        )
+    files = {"why.json": to_json(found)}
+    return files | ({"why_images.safetensors": wire.dump(images)} if images else {})
+
+
+def _group_models(result: Result, who: Who) -> Tree | None:
+    """The model of each group, stacked; None if groups have none that could be compared."""
+    algorithm, sets = result.algorithm, who.sets
+    own = type(algorithm).personalise is not Algorithm.personalise
+    if own or not algorithm.supervised or not bool((~sets.odd).any()):
+        return None
+    given = algorithm.deploy(result.state, who.ids)
+    if not isinstance(given, BankRows):
+        return None
+    k = int(sets.labels[~sets.odd].max()) + 1
+    first = torch.stack([given.index[sets.labels == number][0] for number in range(k)])
+    return take(given.bank, first)
 
 
 def used_groups(evidence: Evidence) -> Tensor:

@@ -1,0 +1,47 @@
+"""coterie why"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import Folder, Json
+
+
+def why(
+    folder: Folder,
+    json: Json = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw the differences with their intervals to this file."),
+    ] = None,
+) -> None:
+    """Say after a run in what each group, and each odd client, differs from the others.
+
+    At most five statements about each, the most telling first: columns whose means differ, labels
+    that are more or less frequent, and what the model of one group says of the rows of another.
+    The rows compared are rows that trained nothing. What clients sent for this is listed at the
+    end; `coterie run --why` lets them send less.
+
+    Examples:
+
+      coterie why runs/a
+
+      coterie why runs/a --picture why.png
+
+      coterie run --data sites/ --label outcome --out runs/b --why labels,predictions
+    """
+    from coterie.fitted import read_why
+    from coterie.running.folder import RunFolder
+
+    found = read_why(RunFolder(folder).final_files(), folder)
+    if picture is not None:
+        found.picture(picture)
+    if json:
+        import json as json_
+
+        print(json_.dumps(found.to_json()))
+        return
+    print(found)
+    if picture is not None:
+        print(f"\nPicture: {picture}")
