@@ -111,6 +111,20 @@ def test_the_survey_uses_the_network_and_the_seed_that_were_set(sites, tmp_path,
     assert files(tmp_path / "command") == files(tmp_path / "python")
 
 
+def test_clients_send_as_little_through_either_door(sites, tmp_path, command):
+    data = coterie.from_folder(sites, label="ill")
+    options = {"n_groups": 2, "rounds": 1, "compare": False, "settings": {"why": ["labels"]}}
+    fit = coterie.fit(data, "ifca", out=tmp_path / "python", **options)
+    words = ["--data", sites, "--label", "ill", "--algorithm", "ifca", "--groups", "2"]
+    words += ["--why", "labels", "--set", "run.rounds=1", "--no-compare"]
+    assert command("run", *words, "--out", tmp_path / "command")[0] == 0
+    assert files(tmp_path / "command") == files(tmp_path / "python")
+    code, out, _ = command("why", tmp_path / "command")
+    assert (code, out.strip()) == (0, str(fit.why))
+    assert "- labels: number of its test rows" in out
+    assert "- columns" not in out
+
+
 def test_the_command_line_reads_the_data_once(sites, command, monkeypatch):
     read = []
     real = readers.read_file

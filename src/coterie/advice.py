@@ -5,6 +5,7 @@ from a seed and never trained, and reports its losses class by class.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -18,14 +19,18 @@ from coterie.core.model import Model
 from coterie.data import FederatedData
 from coterie.report import evidence
 from coterie.report.table import Table
+from coterie.report.why import Why
 from coterie.report.words import join_words
 from coterie.running.build import build_model, check_model
 from coterie.running.folder import no_nan
 from coterie.running.progress import megabytes
 from coterie.running.survey import survey_clients
+from coterie.running.why import Part, check_parts
 
 FEW = 8
 """Number of clients below which the number of groups is a guess."""
+BEFORE: tuple[Part, ...] = ("columns", "labels")
+"""What clients can send before there are models, so that groups can be described."""
 APART = 0.05
 """Mean overlap of label frequencies below which groups have almost no label in common."""
 
@@ -82,9 +87,16 @@ class Advice:
         """Draw what each number of groups leaves unexplained to a file."""
         return evidence.picture(self.evidence["curves"], out)
 
+    @property
+    def why(self) -> Why:
+        """In what each group and odd client differs from the others, as far as known so far."""
+        return Why.of(self.evidence["why"])
+
     def to_json(self) -> str:
         """The advice and its evidence as JSON."""
-        content = {**asdict(self), "odd": list(self.odd), "strange": self.odd, "text": str(self)}
+        found = {name: value for name, value in self.evidence.items() if name != "why"}
+        content = {**asdict(self), "evidence": found, "why": self.why.to_json()}
+        content |= {"odd": list(self.odd), "strange": self.odd, "text": str(self)}
         return json.dumps(no_nan(content))
 
     def __str__(self) -> str:
@@ -101,6 +113,7 @@ def advise(
     max_groups: int = 10,
     networks: int = seeded.MOST_NETWORKS,
     seed: int = 0,
+    why: str | Sequence[Part] = "auto",
 ) -> Advice:
     """Say whether the clients of a federation should be grouped, before anything is trained.
 
@@ -118,6 +131,10 @@ def advise(
         twice as many, until two halves of them give the same answer.
     seed
         Seed of the networks.
+    why
+        What clients may send so that `advice.why` can say in what groups differ: "columns" (count,
+        mean and spread of each column) and "labels" (nothing more than the survey knows). "auto":
+        both. "nothing": neither.
 
     Examples
     --------
@@ -128,9 +145,9 @@ def advise(
     """
     network = build_model(model, data)
     check_model(network, data)
-    return Advice(
-        *survey_clients(data, network, max_groups=max_groups, networks=networks, seed=seed)
-    )
+    parts = check_parts("advise", why, BEFORE)
+    options = {"max_groups": max_groups, "networks": networks, "seed": seed}
+    return Advice(*survey_clients(data, network, **options, why=parts))
 
 
 # words

@@ -18,6 +18,7 @@ COMMANDS = [
     "run",
     "resume",
     "show",
+    "why",
     "compare",
     "place",
     "predict",
@@ -493,3 +494,44 @@ def test_set_reads_numbers_lists_and_words():
         "a": {"x": 3, "y": [1, 2], "z": True, "w": None, "v": 0.5, "u": "adam"},
         "b": {"x": "3"},
     }
+
+
+# Why
+
+
+def test_why_in_words_as_json_and_as_a_picture(call, kept, tmp_path):
+    code, out, _ = call("why", kept / "run")
+    assert code == 0
+    assert "Group 0 (3 clients" in out or "Group 0 (site-" in out
+    assert "Each client sent:" in out
+    code, out, _ = call("why", kept / "run", "--json")
+    found = json.loads(out)
+    assert [line["name"] for line in found["groups"]] == ["group 0", "group 1"]
+    assert found["split"] == "test"
+    if any(line["statements"] for line in found["groups"]):
+        code, out, _ = call("why", kept / "run", "--picture", tmp_path / "why.png")
+        assert code == 0
+        assert (tmp_path / "why.png").exists()
+
+
+def test_why_without_an_answer_says_what_to_do(call, sites, tmp_path):
+    words = ["--data", sites, "--label", "ill", "--algorithm", "ifca", "--groups", "2"]
+    words += ["--set", "run.rounds=1", "--no-compare", "--out", tmp_path / "run"]
+    assert call("run", *words, "--why", "nothing")[0] == 0
+    code, _, err = call("why", tmp_path / "run")
+    assert code == 2
+    assert "asked its clients nothing about it" in err
+    assert "run it again with --why" in err
+    code, _, err = call("run", *words[:-1], tmp_path / "b", "--why", "label")
+    assert code == 2
+    assert "why must be 'columns', 'labels', 'predictions' or 'images'. Got 'label'" in err
+
+
+def test_advise_says_in_what_groups_differ(call, sites):
+    code, out, _ = call("advise", sites, "--label", "ill", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["why"]["split"] == "train"
+    code, out, _ = call("advise", sites, "--label", "ill", "--why", "nothing")
+    assert code == 0
+    assert "Each client sent" not in out

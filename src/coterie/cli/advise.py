@@ -24,6 +24,13 @@ def advise(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the evidence to this file (PNG, SVG or PDF).")
     ] = None,
+    why: Annotated[
+        str,
+        typer.Option(
+            help="What clients may send to say in what groups differ: 'columns,labels', one of "
+            "them, or 'nothing'."
+        ),
+    ] = "auto",
     table: Annotated[
         bool, typer.Option("--table", help="Also print the evidence as a table.")
     ] = False,
@@ -67,6 +74,7 @@ def advise(
         max_groups=max_groups,
         networks=networks,
         seed=seed,
+        why=why,
     )
     if picture is not None:
         advice.picture(picture)
@@ -76,5 +84,7 @@ def advise(
     for note in data.notes:
         print(f"note: {note}")
     print(advice)
+    if advice.why.sent:
+        print(f"\nIn what they differ\n\n{advice.why}")
     if table:
         print(f"\n{advice.curves}")

@@ -236,13 +236,17 @@ def set_intervals(statements: Sequence[Statement], level: float = LEVEL) -> list
 def share_interval(statement: Statement) -> tuple[float, float]:
     """The difference of two shares that the interval of its angle allows.
 
+    With a and b the angles of two shares, these differ by sin((a + b) / 2) sin((a - b) / 2); the
+    first factor is taken as it was found.
+
     >>> one = Statement("label", 0, (0,), 0.5, 0.1, 0.93, 0.1, 99, 1.0, 0.73, 1.13)
     >>> tuple(round(end, 2) for end in share_interval(one))
-    (0.3, 0.5)
+    (0.32, 0.48)
     """
-    base = 2 * math.asin(math.sqrt(statement.elsewhere))
-    ends = (min(max(base + end, 0.0), math.pi) for end in (statement.low, statement.high))
-    low, high = (math.sin(end / 2) ** 2 - statement.elsewhere for end in ends)
+    shares = statement.here, statement.elsewhere
+    middle = sum(math.asin(math.sqrt(min(max(share, 0.0), 1.0))) for share in shares)
+    ends = (min(max(end, -math.pi), math.pi) for end in (statement.low, statement.high))
+    low, high = (math.sin(middle) * math.sin(end / 2) for end in ends)
     return low, high
 
 

@@ -194,12 +194,11 @@ def describe(one: Mapping[str, Any], name: str = "") -> str:
 
     >>> radius = {"kind": "number", "name": "radius", "here": 141.0, "elsewhere": 14.1}
     >>> describe({**radius, "low": 120.0, "high": 134.0, "effect": 9.0})
-    'radius is 10 times as large as elsewhere: 141 on average, 14.1 elsewhere (difference 120 to \
-134)'
+    'radius is 10 times as large as elsewhere: 141 on average, 14.1 elsewhere (120 to 134 more)'
     """
     here, elsewhere, kind = one["here"], one["elsewhere"], one["kind"]
     if kind in ("number", "target"):
-        return f"{one['name']} is {_size(one)} (difference {_range(one['low'], one['high'])})"
+        return f"{one['name']} is {_size(one)} ({_range(one['low'], one['high'])})"
     if kind in ("true", "category", "missing", "label"):
         what = {
             "true": f"{one['name']} is true",
@@ -207,7 +206,7 @@ def describe(one: Mapping[str, Any], name: str = "") -> str:
             "missing": f"{one['name']} is missing",
             "label": f"the label is {one['name']}",
         }[kind]
-        points = f"difference {_range(100 * one['low'], 100 * one['high'])} points"
+        points = _range(100 * one["low"], 100 * one["high"], " points")
         return (
             f"{what} in {_percent(here)} of rows, {_percent(elsewhere)} elsewhere"
             f"{_times(here, elsewhere)} ({points})"
@@ -226,7 +225,8 @@ def describe(one: Mapping[str, Any], name: str = "") -> str:
     if kind == "error":
         text = (
             f"the model of {one['model']} errs by {_number(here)} (root mean square) here and by "
-            f"{_number(elsewhere)} on its own rows (here {_range(one['low'], one['high'])})"
+            f"{_number(elsewhere)} on its own rows (here {_number(one['low'])} to "
+            f"{_number(one['high'])})"
         )
         bias = one.get("bias")
         if bias is None:
@@ -237,7 +237,7 @@ def describe(one: Mapping[str, Any], name: str = "") -> str:
 
 def _prediction(one: Mapping[str, Any]) -> str:
     """What another group's model says of the rows here."""
-    points = f"difference {_range(100 * one['low'], 100 * one['high'])} points"
+    points = _range(100 * one["low"], 100 * one["high"], " points")
     text = ""
     if one["lead"] == "wrong":
         text = (
@@ -280,9 +280,15 @@ def _times(here: float, elsewhere: float) -> str:
     return f", {here / elsewhere:.2g} times as often"
 
 
-def _range(low: float | None, high: float | None) -> str:
-    ends = ["any" if end is None else _number(end) for end in (low, high)]
-    return f"{ends[0]} to {ends[1]}"
+def _range(low: float, high: float, unit: str = "") -> str:
+    """An interval of a difference.
+
+    >>> _range(2, 5), _range(-5, -2, " points")
+    ('2 to 5 more', '2 to 5 points less')
+    """
+    if high <= 0:
+        return f"{_number(-high)} to {_number(-low)}{unit} less"
+    return f"{_number(low)} to {_number(high)}{unit} more"
 
 
 def _effects(one: Mapping[str, Any]) -> str:
@@ -304,6 +310,10 @@ def _number(value: float) -> str:
 # picture
 
 
+WIDE, TEXT = 10.4, 6.6  # inches: of the page, and of the words on the left
+LINEAR = 8.0  # standard deviations up to which the axis is not logarithmic
+
+
 def why_picture(why: Why, out: str | Path) -> Path:
     """Statements with their effects and intervals; mean images below, if there are any."""
     from coterie.report.page import axes_at, draw, new_page
@@ -316,20 +326,20 @@ def why_picture(why: Why, out: str | Path) -> Path:
         )
     names = [line["name"] for line in why.groups if line["statements"]]
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    tall = 0.42 * len(lines) + 0.32 * len(names)
+    tall = 0.34 * len(lines) + 0.38 * len(names)
     c = max((len(part) for part in why.images.values()), default=0)
     side = min(0.9, 7.6 / max(c, 1))
     below = (side + 0.05) * len(why.images) + 0.7 if why.images else 0.0
     height = tall + 1.3 + below
 
     def figure() -> Any:
-        page = new_page(11.4, height)
+        page = new_page(WIDE, height)
         if lines:
-            _draw_effects(axes_at(page, 7.3, 0.8 + below, 3.8, tall), lines, names, colour)
+            _draw_effects(axes_at(page, TEXT, 0.8 + below, WIDE - TEXT - 0.3, tall), lines, colour)
         for number, (name, part) in enumerate(why.images.items()):
             bottom = below - 0.35 - (side + 0.05) * (number + 1)
             label = next(g["name"] for g in why.groups if str(g["set"]) == name)
-            page.text(0.1 / 11.4, (bottom + side / 2) / height, label, va="center", fontsize=10)
+            page.text(0.1 / WIDE, (bottom + side / 2) / height, label, va="center", fontsize=10)
             for y in range(len(part)):
                 ax = axes_at(page, 1.4 + (side + 0.05) * y, bottom, side, side)
                 ax.axis("off")
@@ -341,30 +351,37 @@ def why_picture(why: Why, out: str | Path) -> Path:
     return draw(figure, out)
 
 
-def _draw_effects(ax: Any, lines: list[Any], names: list[str], colour: Mapping[str, str]) -> None:
+def _draw_effects(ax: Any, lines: list[Any], colour: Mapping[str, str]) -> None:
     """A row per statement, under the name of its group."""
     place, before = 0.0, ""
     for line, one in lines:
         if line["name"] != before:
-            place -= 0.75
+            place -= 0.9
             before = line["name"]
             ax.annotate(
-                _title(line), (0, place), (-520, 0), xycoords=("axes fraction", "data"),
+                _title(line), (0, place), (-72 * TEXT + 8, 0), xycoords=("axes fraction", "data"),
                 textcoords="offset points", va="center", fontweight="bold", color=colour[before],
             )  # fmt: skip
-        place -= 1.0
+        place -= 0.8
         low, high = one["effect_low"], one["effect_high"]
         ax.plot([low, high], [place, place], color=colour[before], linewidth=3)
         ax.plot([one["effect"]], [place], "o", color=colour[before], markersize=7)
         ax.annotate(
-            _short(one), (0, place), (-508, 0), xycoords=("axes fraction", "data"),
+            _short(one), (0, place), (-72 * TEXT + 18, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", fontsize=9.5, color="#222222",
         )  # fmt: skip
     ax.axvline(0, color=SOFT, linewidth=1)
     ax.set_ylim(place - 0.6, -0.3)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    ax.set_xlabel("difference from elsewhere, in standard deviations; 95 % intervals")
+    ends = [0.0, *(one[end] for _, one in lines for end in ("effect_low", "effect_high"))]
+    if max(map(abs, ends)) > LINEAR:
+        ax.set_xscale("symlog", linthresh=1)
+        ticks = [t for t in (-30, -10, -3, -1, 0, 1, 3, 10, 30) if min(ends) <= t <= max(ends)]
+        ax.set_xticks(ticks, [str(t) for t in ticks])
+        ax.minorticks_off()
+    ax.set_xlabel("difference, in standard deviations")
+    ax.set_title("Difference from elsewhere, with intervals", fontsize=10, color=SOFT)
 
 
 def _short(one: Mapping[str, Any]) -> str:

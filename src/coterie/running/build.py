@@ -131,7 +131,7 @@ class Settings:
     patience: Annotated[int, Ge(1)] = 5
     compare: bool = False
     replicates: Annotated[int, Ge(1)] = 1
-    why: Annotated[Literal["auto"] | tuple[Part, ...], BeforeValidator(choose_parts)] = "auto"
+    why: Annotated[tuple[Part, ...] | Literal["auto"], BeforeValidator(choose_parts)] = "auto"
     drop: Annotated[float, Ge(0), Le(1)] = 0.0
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None

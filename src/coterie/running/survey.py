@@ -18,12 +18,14 @@ from coterie.core.model import Model
 from coterie.core.random import fold
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids
-from coterie.data import FederatedData
+from coterie.data import DataCard, FederatedData
 from coterie.engines.simulation import Simulation
 from coterie.evidence.grouping import strange_classes
 from coterie.evidence.replication import compare, in_units, noise_units
 from coterie.evidence.summaries import select
+from coterie.evidence.why import Sets
 from coterie.running.folder import no_nan
+from coterie.running.why import MOST_CLIENTS, Asking, Part, Who, explain
 
 FAR = 3.0
 """Standard deviations of chance from which on a class is named as strange."""
@@ -56,6 +58,7 @@ def survey_clients(
     max_groups: int = 10,
     networks: int = seeded.MOST_NETWORKS,
     seed: int = 0,
+    why: tuple[Part, ...] = (),
 ) -> Findings:
     """Look for groups with untrained networks; the options are those of `coterie.advise`."""
     if len(data) < 2:
@@ -80,6 +83,10 @@ def survey_clients(
     stays = (~seen.odd).nonzero()[:, 0].tolist()
     labels = relabel(seen.labels[stays]).tolist()  # by first member, as the user lists them
     groups = {names[i]: label for i, label in zip(stays, labels, strict=True)}
+    sets = _number_sets(seen, stays, labels, len(ids) if stray else 0)
+    who = Who(ids, sets, names, single=stray)
+    told, _ = explain(Asking(fed, method, DataCard.of(data), who, "train"), why, survey=seen.losses)
+    asked = sum(part["numbers"] > 0 for part in told["sent"])
     chances = [seeded.p_value(torch.tensor(step.test[:3])) for step in seen.steps]
     steps = seeded.keep_steps(seen.steps)
     shown = steps, seen.statistic, seen.kind, seen.n_groups, int(seen.odd.sum())
@@ -92,7 +99,7 @@ def survey_clients(
         "proposed_assignment": groups if stray else {},
         "label_overlap": _overlap(seen) if seen.kind == "labels" else None,
         "networks": seen.networks,
-        "exchanges": seen.exchanges + (inputs is not None),
+        "exchanges": seen.exchanges + (inputs is not None) + asked,
         "model": model.title,
         "max_groups": max_groups,
         "clients": len(ids),
@@ -101,6 +108,7 @@ def survey_clients(
         "classes": seen.classes,
         "bytes_down": _per_client(fed, "down"),
         "bytes_up": _per_client(fed, "up"),
+        "why": told,
     }
     return Findings(
         seen.n_groups,
@@ -112,6 +120,18 @@ def survey_clients(
         seen.worth,
         no_nan(found),
     )
+
+
+def _number_sets(seen: Seen, stays: list[int], labels: list[int], alone: int) -> Sets:
+    """Groups as they are numbered for the user, odd clients after them; or every client alone."""
+    if alone:
+        few = alone <= MOST_CLIENTS  # more are not compared one by one
+        every = torch.arange(alone) if few else torch.zeros(alone, dtype=torch.int64)
+        return Sets(every, torch.zeros(alone, dtype=torch.bool))
+    out = torch.zeros(len(seen.labels), dtype=torch.int64)
+    out[stays] = torch.tensor(labels, dtype=torch.int64)
+    out[seen.odd] = max(labels, default=-1) + 1 + torch.arange(int(seen.odd.sum()))
+    return Sets(out, seen.odd)
 
 
 def compare_inputs(method: Survey, fed: Federation, ids: Ids, seed: Tensor) -> float:

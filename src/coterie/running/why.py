@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.client import Batch, Client
+from coterie.core.errors import ConfigError, unknown
 from coterie.core.federation import Federation
 from coterie.core.question import Question, question
 from coterie.core.tree import Ids, Tree, leaves, row
@@ -66,6 +67,17 @@ def choose_parts(text: Any) -> Any:
     if isinstance(text, str) and text != "auto":
         return tuple(word.strip() for word in text.split(","))
     return tuple(text) if isinstance(text, list) else text
+
+
+def check_parts(owner: str, wanted: Any, known: tuple[Part, ...]) -> tuple[Part, ...]:
+    """What clients are asked, checked; "auto" is all that is known."""
+    parts = choose_parts(wanted)
+    if parts == "auto":
+        return known
+    for part in parts:
+        if part not in known:
+            raise ConfigError(f"{owner}: why: {unknown('part', str(part), known)}")
+    return tuple(parts)
 
 
 # asking
@@ -225,6 +237,7 @@ class Who(NamedTuple):
     ids: Ids
     sets: Sets
     names: list[str]  # of the clients
+    single: bool = False  # there are no groups: every client is a set of its own
 
 
 class Answers(NamedTuple):
@@ -250,7 +263,8 @@ class Asking(NamedTuple):
         heard, reply = self.fed.map(task, *given, to=self.who.ids, at_least=0)
         at = torch.isin(self.who.ids, heard).nonzero()[:, 0]
         sets = Sets(self.who.sets.labels[at], self.who.sets.odd[at])
-        return Who(heard, sets, [self.who.names[i] for i in at.tolist()]), reply
+        names = [self.who.names[i] for i in at.tolist()]
+        return Who(heard, sets, names, self.who.single), reply
 
     @property
     def rows(self) -> str:
@@ -317,7 +331,7 @@ def explain(
     found["sent"] = [answer.sent for answer in heard if answer.sent]
     found["notes"] = [answer.note for answer in heard if answer.note]
     for line in found["groups"]:
-        own = [one for one in told if one.group == line["set"] and one.strength > 0]
+        own = [one for one in told if one.group == line["set"]]
         line["statements"] = _choose(own, columns, asking.card, found["groups"])
     return found, images
 
@@ -329,7 +343,7 @@ def _list_sets(who: Who) -> list[dict[str, Any]]:
         member = who.sets.labels == number
         clients = [who.names[i] for i in member.nonzero()[:, 0].tolist()]
         odd = bool(who.sets.odd[member].all())
-        name = clients[0] if odd else f"group {number}"
+        name = clients[0] if odd or who.single else f"group {number}"
         line = {"set": number, "name": name, "odd": odd, "clients": clients, "statements": []}
         out.append(line)
     return out
@@ -484,10 +498,11 @@ def _choose(
     """
     names = {line["set"]: line["name"] for line in groups}
     labels = list(map(str, card.classes or range(max(card.n_outputs, 1))))
-    lines: list[tuple[float, dict[str, Any]]] = []
+    lines: list[dict[str, Any]] = []
     told: dict[Any, int] = {}
-    ordered = sorted(found, key=lambda one: -one.strength)
-    for one in ordered:
+    # What the losses of a class say has another scale and tells less: it comes last.
+    ordered = sorted(found, key=lambda one: (one.kind == "class", -one.strength))
+    for one in [one for one in ordered if one.strength > 0]:
         if one.kind in ("wrong", "confusion", "error", "bias"):
             key: Any = "model", one.item[0]
             most = 1
@@ -503,8 +518,8 @@ def _choose(
             line = _column(one, column)
         if line is not None and told.get(key, 0) < most:
             told[key] = told.get(key, 0) + 1
-            lines.append((one.strength, line))
-    return [line for _, line in lines[:MOST_STATEMENTS]]
+            lines.append(line)
+    return lines[:MOST_STATEMENTS]
 
 
 def _difference(one: Statement, name: str, **more: Any) -> dict[str, Any]:
@@ -548,7 +563,9 @@ def _prediction(
     names: dict[int, str],
 ) -> dict[str, Any] | None:
     """What a group's model says of a set; None if it does there as well as at home."""
-    own = [one for one in found if one.item[0] == model and one.effect > 0]
+    kinds = ("wrong", "error", "bias", "confusion")
+    every = [one for one in found if one.kind in kinds and one.item[0] == model]
+    own = [one for one in every if one.strength > 0 and one.effect > 0]
     lead = next((one for one in own if one.kind in ("wrong", "error")), None)
     confusions = [one for one in own if one.kind == "confusion"]
     if lead is None and not confusions:
@@ -556,7 +573,7 @@ def _prediction(
     first = lead or confusions[0]
     if first.kind == "error":
         scale = card.encoder.target_scale[0] if len(card.encoder.target_scale) == 1 else 1.0
-        bias = next((one for one in found if one.kind == "bias" and one.item[0] == model), None)
+        bias = next((one for one in every if one.kind == "bias" and one.strength > 0), None)
         ends = (first.elsewhere + end * first.unit for end in (first.low, first.high))
         low, high = (math.sqrt(max(end, 0.0)) * scale for end in ends)
         parts = {
@@ -576,7 +593,7 @@ def _prediction(
         }
         for one in confusions
     ]
-    swapped = [line for line in called if line["here"] > EXCHANGED]
+    swapped = [one for one in every if one.kind == "confusion" and one.here > EXCHANGED]
     said: dict[str, Any] = {
         "model": names[model],
         "called": called[:4],
