@@ -85,6 +85,8 @@ def run(
     changes = parse_sets(set_ or [])
     if policy is not None:
         changes.setdefault("run", {}).setdefault("policy", {})["mean"] = policy
+    if why is not None:
+        changes.setdefault("run", {})["why"] = why
     if file == "quickstart":
         from coterie.quickstart import quickstart
 
@@ -96,8 +98,6 @@ def run(
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
 
-    if why is not None:
-        changes.setdefault("run", {})["why"] = why
     if file is not None:
         if start is not None:
             changes.setdefault("run", {})["start"] = str(start)
