@@ -94,6 +94,10 @@ class RunningMean:
         self.first = torch.full((self.rows,), torch.iinfo(torch.int64).max, device=device)
         self.broken = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process, to be merged there: the sums, not the models."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("mean", "around")}
+
     def add(self, reply: dict[str, Tree], position: Tensor, checked: bool = False) -> None:
         """Add the replies of some clients; `position` is their index among the clients asked.
 

@@ -152,7 +152,7 @@ class Federation(ABC):
     """Clients that can be asked. Engines say how; see `exchange`.
 
     An engine must define `exchange`, or `gather` if it averages elsewhere. It may change `defers`,
-    `simulated`, `plan`, `fewest`, `why_missing`, `restore`, `note_saved` and `ask_later`.
+    `simulated`, `plan`, `fewest`, `why_missing`, `restore`, `rest`, `note_saved` and `ask_later`.
 
     Parameters
     ----------
@@ -357,6 +357,9 @@ class Federation(ABC):
     def plan(self) -> dict[str, Any]:
         """What decides the last bits, as plain data; a run writes it down and resumes with it."""
         return {}
+
+    def rest(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Let go of processes; they are started again when clients are asked again."""
 
     def note_saved(self) -> None:  # noqa: B027 - most engines need not know
         """Hear that a checkpoint has been written."""

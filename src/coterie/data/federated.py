@@ -437,6 +437,28 @@ class FederatedData:
             notes=(*self.notes, f"{len(ids)} of {len(self)} clients."),
         )
 
+    def compact(self) -> "FederatedData":
+        """The same clients on a pool that has no other rows than theirs.
+
+        >>> from coterie.data import from_arrays
+        >>> data = from_arrays([torch.ones(4, 1), torch.ones(6, 1)], None, test_fraction=0.0)
+        >>> len(data.subset([1]).y), len(data.subset([1]).compact().y)
+        (10, 6)
+        """
+        used = torch.cat([rows.index for rows in self.rows.values()]).unique()
+        return replace(
+            self,
+            x=tree_map(lambda leaf: leaf[used], self.x),
+            y=self.y[used],
+            rows={
+                split: RowIndex(torch.searchsorted(used, rows.index), rows.offsets)
+                for split, rows in self.rows.items()
+            },
+            unit=None if self.unit is None else self.unit[used],
+            time=None if self.time is None else self.time[used],
+            options=None,
+        )
+
     def hold_out(self, fraction: float, seed: int) -> "FederatedData":
         """Move a fraction of every client's training rows to "validation".
 

@@ -59,7 +59,12 @@ class Settings:
         client and group. Clients that are not listed are assigned by the method.
     engine
         How the simulation runs clients: "stacked" computes many at once, "loop" one after the
-        other, "wire" one after the other with every message turned into bytes.
+        other, "wire" one after the other with every message turned into bytes, "ray" stacked in
+        several processes, on this machine or on a Ray cluster.
+    shards
+        Number of processes of engine "ray"; each owns a part of the clients. None: one per core.
+    address
+        Address of the Ray cluster. None: this machine.
     chunk
         Number of clients per stack. None: chosen for the model and the data.
     threads
@@ -116,7 +121,9 @@ class Settings:
     seed: Annotated[int, Ge(0)] = 0
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     start: dict[str, int] | None = None
-    engine: Literal["stacked", "loop", "wire"] = "stacked"
+    engine: Literal["stacked", "loop", "wire", "ray"] = "stacked"
+    shards: Annotated[int, Ge(1)] | None = None
+    address: str | None = None
     chunk: Annotated[int, Ge(1)] | None = None
     threads: Annotated[int, Ge(1)] | None = None
     workers: Annotated[int, Ge(1)] = 1
@@ -140,6 +147,10 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         as_policy(self.policy)
+        if self.engine != "ray" and (self.shards or self.address):
+            raise ConfigError(
+                f'Settings: shards and address belong to engine="ray". Got engine="{self.engine}".'
+            )
         if self.stop == "validation" and not self.evaluate_every:
             raise ConfigError(
                 'Settings: stop="validation" needs evaluations. Got evaluate_every=0. Set it to 1 '

@@ -143,7 +143,7 @@ def _attempt(
     if isinstance(data, FederatedData):
         if settings.validation:
             data = data.hold_out(settings.validation, seed=settings.seed)
-        fed = _federation(algorithm, data, settings, restart, folder)
+        fed = _federation(algorithm, data, settings, description, restart, folder)
     assert fed is not None
     fed.start = initial_groups(settings.start, fed.names)
     plan = {} if folder is None else folder.description().get("plan", {})
@@ -217,6 +217,7 @@ def _attempt(
         raise
     finally:
         progress.end()
+        fed.rest()
     return result
 
 
@@ -250,11 +251,13 @@ def _federation(
     algorithm: Algorithm,
     data: FederatedData,
     settings: Settings,
+    description: Description,
     restart: int,
     folder: RunFolder | None,
-) -> Simulation:
+) -> Federation:
     """The engine, with the numeric plan the run began with, or a new one that is written down."""
-    description = folder.description() if folder is not None else {}
+    if folder is not None:
+        description = folder.description()
     plan = description.get("plan", {})
     threads = plan.get("threads") or settings.threads
     if threads:
@@ -263,6 +266,10 @@ def _federation(
     if settings.drop or settings.delay:
         deadline = settings.deadline or float("inf")
         faults = Faults(settings.drop, settings.delay, deadline, settings.seed)
+    if settings.engine == "ray":
+        from coterie.running.shards import start_shards
+
+        return start_shards(algorithm, data, settings, description, restart, faults)
     return Simulation(
         data,
         settings.seed,
