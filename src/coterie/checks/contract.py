@@ -17,7 +17,6 @@ from coterie.checks.trial import (
     ROUNDING,
     Exchange,
     Make,
-    Watched,
     advance,
     answers,
     difference,
@@ -26,6 +25,7 @@ from coterie.checks.trial import (
     outcome,
     states,
     traces,
+    watch,
 )
 from coterie.core import wire
 from coterie.core.algorithm import per_client_fields, state_type
@@ -128,7 +128,7 @@ def resume_is_exact(make: Make, engine: str) -> None:
 def _settings(engine: str, rounds: int) -> Settings:
     # Evaluations after rounds 3 and 5, where both runs have one.
     kind, _, kernel = engine.partition(":")
-    run = {"engine": kind, "kernel": kernel or "auto"}
+    run = {"engine": kind, "kernel": kernel or "auto", "shards": 2 if kind == "ray" else None}
     return Settings(rounds, participation=0.5, evaluate_every=3, save_every=3, **run)  # type: ignore[arg-type]
 
 
@@ -146,7 +146,8 @@ def _read_results(out: Path) -> dict[str, bytes]:
 def lost_replies_do_no_harm(make: Make, engine: str) -> None:
     """A run continues if a third of the replies are lost; lost clients keep their memory."""
     problem, accepted = tiny(), 0
-    algorithm, fed = make(problem), Watched(problem.data, engine)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine)
     first, *_ = states(algorithm, fed, 0)
     fed.faults = Faults(drop=1 / 3)
     state = first
@@ -187,13 +188,15 @@ def _finite(first: Any, state: Any, when: str, advice: str) -> None:
 def abandoned_rounds_leave_no_trace(make: Make, engine: str) -> None:
     """A round that fails at any of its exchanges changes nothing, then or later."""
     problem = tiny()
-    algorithm, fed = make(problem), Watched(problem.data, engine)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine)
     *_, state = states(algorithm, fed, 2)
     n_exchanges = sum(seen.round == 1 for seen in fed.log)
     expected = traces(fed, advance(algorithm, fed, state, 3)[0])
     abandoned = 0
     for number in range(n_exchanges):
-        algorithm, fed = make(problem), Watched(problem.data, engine)
+        algorithm = make(problem)
+        fed = watch(algorithm, problem.data, engine)
         *_, state = states(algorithm, fed, 2)
         before = traces(fed, state)
         fed.silent = number
@@ -218,7 +221,8 @@ def late_joiners_are_taken_in(make: Make, engine: str) -> None:
     n_clients = len(problem.data)
     newcomer = n_clients - 1
     joins = [0] * newcomer + [2]
-    algorithm, fed = make(problem), Watched(problem.data, engine, joins=joins)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine, joins=joins)
     first, *_, state = states(algorithm, fed, 4)
     for name in per_client_fields(state):
         if len(getattr(state, name)) != n_clients:
@@ -249,7 +253,8 @@ def late_joiners_are_taken_in(make: Make, engine: str) -> None:
 def nan_replies_are_dropped(make: Make, engine: str) -> None:
     """Replies with nan are left out with a warning, and the state stays finite."""
     problem = tiny()
-    algorithm, fed = make(problem), Watched(problem.data, engine)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine)
     fed.poisoned = 1
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -272,7 +277,8 @@ def evaluations_change_nothing(make: Make, engine: str) -> None:
     """Evaluating after every round or never gives the same state and memory."""
     problem = tiny()
     never = outcome(make, problem, engine, participation=0.5)
-    algorithm, fed = make(problem), Watched(problem.data, engine, participation=0.5)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine, participation=0.5)
     for state in states(algorithm, fed, 3):
         evaluate(algorithm, fed, state, problem.data.task)
     advice = "place, deploy, personalise and predict must return new tensors and keep nothing."
@@ -319,7 +325,8 @@ def global_generators_stay_untouched(make: Make, engine: str) -> None:
     """The method does not draw from the global generators of torch, numpy or Python."""
     problem = tiny()
     before = _generators()
-    for _ in states(make(problem), Watched(problem.data, engine), 2):
+    algorithm = make(problem)
+    for _ in states(algorithm, watch(algorithm, problem.data, engine), 2):
         for name, state in _generators().items():
             if state != before[name]:
                 raise Broken(
@@ -342,20 +349,21 @@ def only_evaluation_reads_test_data(make: Make, engine: str) -> None:
     """Only the evaluation reads test data."""
     problem = tiny()
     guarded = Guarded(problem.data)
-    algorithm, fed = make(problem), Watched(guarded, engine)
+    algorithm = make(problem)
+    fed = watch(algorithm, guarded, engine)
     error: Exception | None = None
     try:
         *_, state = states(algorithm, fed, 3)
     except Exception as raised:
         error = raised
-    if guarded.refused:
+    if guarded.guard.refused:
         raise Broken(
             "Only the evaluation may read test data. They were read during a round. Use "
             "client.train, or client.validation with a held-out share."
         ) from error
     if error is not None:
         raise error
-    guarded.opened = True
+    guarded.guard.opened = True
     evaluate(algorithm, fed, state, problem.data.task)
 
 
@@ -385,8 +393,9 @@ def _reply_sizes(make: Make, problem: Problem, engine: str) -> dict[str, int]:
 
 
 def _log(make: Make, problem: Problem, engine: str) -> tuple[list[Exchange], Any]:
-    fed = Watched(problem.data, engine)
-    *_, state = states(make(problem), fed, 2)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine)
+    *_, state = states(algorithm, fed, 2)
     return fed.log, state
 
 
@@ -421,7 +430,8 @@ def saved_models_predict_the_same(make: Make, engine: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = _run(make, problem, engine, 2, Path(folder) / "run")
         files = RunFolder(Path(folder) / "run").final_files()
-    algorithm, fed = make(problem), Watched(problem.data, engine)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine)
     saved = wire.load(files["state.safetensors"], like={"state": state_type(algorithm)})
     memory = wire.load(files["memory.safetensors"]) if "memory.safetensors" in files else {}
     fed.restore(Memory.of(memory))
@@ -450,7 +460,8 @@ def zero_epochs_change_no_model(make: Make, engine: str) -> None:
 def _idle(make: Make, engine: str, **options: Any) -> tuple[Tree, Tree]:
     """All models at the start, and after some rounds without local training."""
     problem = tiny(epochs=0, learning_rate=0.0)  # rate 0, because some methods step on the server
-    algorithm, fed = make(problem), Watched(problem.data, engine, **options)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine, **options)
     first: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     for state in states(algorithm, fed, 3):
@@ -465,7 +476,7 @@ def the_tiny_problem_is_learnt(make: Make, engine: str) -> None:
     problem, best = tiny(n=40, epochs=2), 0.0
     algorithm = make(problem)
     for seed in range(3):  # some initial models are unlucky, as the authors of IFCA say
-        fed = Watched(problem.data, engine, seed)
+        fed = watch(algorithm, problem.data, engine, seed)
         *_, state = states(algorithm, fed, 8)
         scores = evaluate(algorithm, fed, state, problem.data.task)
         score = scores.accuracy if algorithm.supervised else scores.agreement

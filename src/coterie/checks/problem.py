@@ -70,21 +70,34 @@ def tiny(
     return Problem(data, model, local, N_GROUPS)
 
 
+@dataclass
+class Guard:
+    """Whether test data may be read, and how often they were refused."""
+
+    opened: bool = False
+    refused: int = 0
+
+
 class Guarded:
     """Only what engines need from data; test data are refused until the guard is opened."""
 
-    def __init__(self, data: FederatedData) -> None:
+    def __init__(self, data: FederatedData, guard: Guard | None = None) -> None:
         self.names: Sequence[str] = data.names
-        self.opened, self.refused = False, 0
+        self.guard = own = guard or Guard()
 
         def gather(split: str, ids: Ids) -> Batch:
-            if split == "test" and not self.opened:
-                self.refused += 1
+            if split == "test" and not own.opened:
+                own.refused += 1
                 raise PermissionError("only the evaluation may read test data")
             return data.gather(split, ids)
 
         # Closures, so that no attribute of this object gives access to all data or to the truth.
         self._gather, self._sizes, self._facts = gather, data.sizes, data.facts
+        self._subset = lambda ids: Guarded(data.subset(ids), own)
+
+    def subset(self, ids: Ids) -> "Guarded":
+        """Some of the clients, under the same guard."""
+        return self._subset(ids)
 
     def gather(self, split: str, ids: Ids) -> Batch:
         """Samples of some clients."""

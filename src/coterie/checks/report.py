@@ -70,7 +70,8 @@ def check_algorithm(
         `Problem`, or an instance. The networks and the local training of an instance are replaced
         by those of the problem.
     engines
-        Engines for each check; "stacked:twins" and similar names force a kernel (`KERNELS`).
+        Engines for each check; "stacked:twins" and similar names force a kernel (`KERNELS`). "ray":
+        clients on two shards, in this process where a check disturbs them, else in Ray's.
     only
         Names of the checks to run. None: all of `CHECKS`.
     on_result
@@ -81,8 +82,8 @@ def check_algorithm(
         if name not in CHECKS:
             raise ConfigError(unknown("check", name, CHECKS))
     for engine in engines:
-        if engine not in ENGINES + KERNELS:
-            raise ConfigError(unknown("engine", engine, ENGINES))
+        if engine not in (*ENGINES, *KERNELS, "ray"):
+            raise ConfigError(unknown("engine", engine, (*ENGINES, "ray")))
     title, make = _maker(method)
     results = []
     for name in names:

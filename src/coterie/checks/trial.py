@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -12,11 +13,12 @@ from coterie.core.aggregate import Mean, as_means
 from coterie.core.algorithm import Algorithm, grow
 from coterie.core.client import Client, DataSource
 from coterie.core.errors import FederationError
-from coterie.core.federation import Call, Federation
+from coterie.core.federation import Call, Federation, Gathered
 from coterie.core.model import Model
 from coterie.core.question import Question, info_of, question
 from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, n_bytes, named_leaves, tree_map
+from coterie.engines.sharded import Here, Shard, Sharded
 from coterie.engines.simulation import Simulation
 
 Make: TypeAlias = Callable[[Problem], Algorithm]
@@ -37,18 +39,12 @@ class Exchange(NamedTuple):
     held: int  # bytes of the other parts, of all clients
 
 
-class Watched(Simulation):
-    """A simulation that records its exchanges, and can disturb them."""
+class Watching(Federation):
+    """A federation that records its exchanges, one of which may stay without an answer."""
 
-    def __init__(self, source: DataSource, engine: str, seed: int = 0, **options: Any) -> None:
-        kind, _, kernel = engine.partition(":")
-        options = {"kernel": kernel or "auto", **options}
-        super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)
-        self.log: list[Exchange] = []
-        self.silent: int | None = None  # number of an exchange that no client answers
-        self.poisoned: int | None = None  # client whose replies are nan
-        self._number = 0
-        self._last: dict[str, int] = {}
+    log: list[Exchange]
+    silent: int | None = None  # number of an exchange that no client answers
+    _number = 0
 
     def begin(self, round: int) -> None:
         super().begin(round)
@@ -62,24 +58,102 @@ class Watched(Simulation):
         reduce: Mean | Sequence[Mean] | None = None,
         at_least: int = 1,
     ) -> tuple[Ids, dict[str, Any]]:
-        self._last = {}
+        self._sizes_of_parts: dict[str, int] = {}
         ids, reply = super().map(task, *given, to=to, reduce=reduce, at_least=at_least)
         reduced = frozenset(mean.leaf for mean in as_means(reduce))
         held = sum(n_bytes(part) for name, part in reply.items() if name not in reduced)
-        self.log.append(Exchange(info_of(task).name, self.round, ids, self._last, reduced, held))
+        sizes = self._sizes_of_parts
+        self.log.append(Exchange(info_of(task).name, self.round, ids, sizes, reduced, held))
         return ids, reply
 
-    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    def gather(self, call: Call, means: Sequence[Mean]) -> Gathered:
         number, self._number = self._number, self._number + 1
         if number == self.silent:
-            return
+            nobody = call._replace(ids=call.ids[:0])
+            return super().gather(nobody, means)
+        got = super().gather(call, means)
+        self._sizes_of_parts = got.sizes
+        return got
+
+
+class Poisoned(Simulation):
+    """A simulation in which the replies of one client are nan."""
+
+    poisoned: int | None = None
+
+    def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for position, reply in super().exchange(call):
             if self.poisoned is not None and call.phase != "evaluation":
                 reply = _poison(reply, call.ids[position] == self.poisoned)
-            for name, part in reply.items():
-                size = n_bytes(part) // len(position)
-                self._last[name] = max(size, self._last.get(name, 0))
             yield position, reply
+
+
+class Watched(Watching, Poisoned):
+    """A simulation that records its exchanges, and can disturb them."""
+
+    def __init__(self, source: DataSource, engine: str, seed: int = 0, **options: Any) -> None:
+        kind, _, kernel = engine.partition(":")
+        options = {"kernel": kernel or "auto", **options}
+        super().__init__(source, seed, stack=kind == "stacked", wire=kind == "wire", **options)
+        self.log = []
+
+
+class PoisonedShard(Shard):
+    """A shard in which the replies of one client may be nan."""
+
+    simulation = Poisoned
+
+
+class WatchedShards(Watching, Sharded):
+    """Two shards in this process that record their exchanges, and can be disturbed."""
+
+    def __init__(
+        self,
+        source: Any,
+        algorithm: Algorithm,
+        seed: int = 0,
+        participation: float = 1.0,
+        joins: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        parts = torch.arange(len(source.names)).tensor_split(2)
+        makers = [
+            partial(
+                PoisonedShard, algorithm, partial(source.subset, ids), {"seed": seed, **options}
+            )
+            for ids in parts
+        ]
+        sizes = [len(ids) for ids in parts]
+        super().__init__(
+            source.names,
+            Here(makers),
+            sizes,
+            seed,
+            participation,
+            joins=joins,
+            faults=options.get("faults"),
+        )
+        self.log = []
+
+    @property
+    def poisoned(self) -> int | None:
+        """The client whose replies are nan."""
+        return self._poisoned
+
+    @poisoned.setter
+    def poisoned(self, client: int) -> None:
+        self._poisoned = client
+        shard = int(self._shard[client])
+        self.pool.shards[shard].fed.poisoned = client - int(self._ends[shard])  # type: ignore[attr-defined]
+
+
+def watch(
+    algorithm: Algorithm, source: Any, engine: str, seed: int = 0, **options: Any
+) -> Watched | WatchedShards:
+    """A federation that records its exchanges. Engine "ray": shards, here in this process."""
+    if engine == "ray":
+        return WatchedShards(source, algorithm, seed, **options)
+    return Watched(source, engine, seed, **options)
 
 
 def _poison(reply: Tree, who: Tensor) -> Tree:
@@ -119,12 +193,13 @@ def outcome(
     make: Make, problem: Problem, engine: str, *, rounds: int = 3, seed: int = 0, **options: Any
 ) -> dict[str, Tree]:
     """The result of a run: the state and the memory of each client."""
-    fed = Watched(problem.data, engine, seed, **options)
-    *_, state = states(make(problem), fed, rounds)
+    algorithm = make(problem)
+    fed = watch(algorithm, problem.data, engine, seed, **options)
+    *_, state = states(algorithm, fed, rounds)
     return traces(fed, state)
 
 
-def traces(fed: Simulation, state: Any) -> dict[str, Tree]:
+def traces(fed: Federation, state: Any) -> dict[str, Tree]:
     """A copy of the state and of each client's memory, by name."""
     memory = {fed.names[i]: tree for i, tree in sorted(fed.memory.committed.items()) if tree}
     return tree_map(torch.clone, {"state": state, "memory": memory})

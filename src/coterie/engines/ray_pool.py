@@ -112,8 +112,11 @@ class Actors(Pool):
                 "Use fewer shards, or a larger cluster."
             )
         self._hosts: dict[int, Any] = {}
-        for begun in [self._begin(shard) for shard in range(len(loaders))]:
-            self.take(begun)
+        for shard, begun in enumerate([self._begin(shard) for shard in range(len(loaders))]):
+            try:
+                self.take(begun)
+            except Lost:  # an idle process has ended meanwhile
+                self.restart(shard)
 
     def _begin(self, shard: int) -> Any:
         """Make a shard, in a process that is idle or new."""

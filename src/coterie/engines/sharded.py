@@ -81,6 +81,8 @@ class Shard:
         Number of threads; None: as they are.
     """
 
+    simulation = Simulation
+
     def __init__(
         self,
         algorithm: Any,
@@ -91,7 +93,7 @@ class Shard:
         if threads is not None:
             torch.set_num_threads(threads)
         self.algorithm = algorithm
-        self.fed = Simulation(load(), **options)
+        self.fed = self.simulation(load(), **options)
 
     def names(self) -> list[str]:
         """Names of the clients."""
