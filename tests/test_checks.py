@@ -41,6 +41,17 @@ def test_the_contract_holds_with_every_kernel_forced(method, engine):
     assert_contract(method, [engine], NUMERIC)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_contract_holds_on_shards(method):
+    assert_contract(method, ["ray"], ["engines_agree"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_whole_contract_holds_on_shards_and_with_ray(method):
+    assert_contract(method, ["ray"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", KERNELS)
 @pytest.mark.parametrize("method", METHODS)

@@ -48,6 +48,18 @@ def run(
         typer.Option(help="Also train every client alone and one model for all, for the verdict."),
     ] = True,
     why: Why = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="How to run clients: stacked (default), loop, wire, or ray."),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Number of processes of --engine ray. Default: one per core."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster for --engine ray. Default: this machine."),
+    ] = None,
     json: Json = False,
     *,
     reading: dict[str, Any],
@@ -65,6 +77,8 @@ def run(
       coterie run --data all.csv --client hospital --label outcome --groups 3
 
       coterie run study.toml --set algorithm.n_groups=3 --set run.rounds=50 --out runs/b
+
+      coterie run study.toml --engine ray --shards 8 --out runs/c
     """
     from coterie.core.errors import ConfigError
 
@@ -85,8 +99,10 @@ def run(
     changes = parse_sets(set_ or [])
     if policy is not None:
         changes.setdefault("run", {}).setdefault("policy", {})["mean"] = policy
-    if why is not None:
-        changes.setdefault("run", {})["why"] = why
+    carried = {"why": why, "engine": engine, "shards": shards, "address": address}
+    given = {name: value for name, value in carried.items() if value is not None}
+    if given:
+        changes["run"] = {**changes.get("run", {}), **given}
     if file == "quickstart":
         from coterie.quickstart import quickstart
 

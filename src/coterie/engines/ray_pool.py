@@ -7,6 +7,7 @@ apply: start its nodes with a token (see "Scaling" in the documentation).
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,21 +20,32 @@ STORE = 512 * 2**20
 
 
 def connect(address: str | None, shards: int) -> Any:
-    """Ray, started on this machine, or connected to the cluster at an address."""
+    """Ray, started on this machine, or connected to the cluster at an address.
+
+    A Ray to which this process is connected already is used as it is.
+    """
+    early = sys.modules.get("ray")
+    if early is not None and early.is_initialized():
+        return early
+    if address is None:
+        if early is not None:
+            raise ConfigError(
+                "Ray was imported before its settings could be made: it would listen on all "
+                "networks. Import ray later, or call ray.init yourself."
+            )
+        _keep_to_this_machine()
     try:
-        if address is None:
-            _keep_to_this_machine()
         import ray
     except ImportError:
         raise ConfigError(
             'engine="ray" needs the package ray. Install it: pip install "coterie[ray]"'
         ) from None
-    if ray.is_initialized():
-        return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address is None:
-            ray.init(num_cpus=shards, include_dashboard=False, object_store_memory=STORE, **quiet)
+            # "local": never a Ray that somebody else has started here.
+            own: dict[str, Any] = {"num_cpus": shards, "object_store_memory": STORE}
+            ray.init("local", include_dashboard=False, **own, **quiet)
         else:
             ray.init(address=address, **quiet)
     except Exception as error:

@@ -6,6 +6,7 @@ order of the shards, never in the order of arrival: two runs with the same numbe
 same bits, and another number of shards gives the same result to rounding.
 """
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,9 +96,9 @@ class Shard:
         self.algorithm = algorithm
         self.fed = self.simulation(load(), **options)
 
-    def names(self) -> list[str]:
-        """Names of the clients."""
-        return list(self.fed.names)
+    def process(self) -> int:
+        """Number of the process it is in."""
+        return os.getpid()
 
     def gather(self, ask: Ask, own: Own) -> Answer | CoterieError:
         """Run a call on some of the clients here, and average their replies."""
@@ -296,7 +297,7 @@ class Sharded(Federation):
         plain = [replace(m, by=None) if isinstance(m.by, Tensor) else m for m in means]
         return Ask(
             task, call.info, given, tuple(plain), call.phase, call.key, call.local_key,
-            self.round, self.support,
+            self.round, self.support, self.policy,
         )  # fmt: skip
 
     def _own(self, call: Call, means: Sequence[Mean], position: Tensor, shard: int) -> Own:
