@@ -60,7 +60,10 @@ def test_a_missing_run_file_is_said(tmp_path):
         ({"run": {"round": 3}}, "Settings: Unknown option 'round'. Did you mean 'rounds'"),
         ({"run": {"rounds": -1}}, "Settings: rounds must be greater than or equal to 0. Got -1"),
         ({"run": {"participation": 0}}, "participation must be greater than 0. Got 0"),
-        ({"run": {"engine": "stack"}}, "engine must be 'stacked', 'loop', 'wire' or 'ray'. Got 'stack'"),
+        (
+            {"run": {"engine": "stack"}},
+            "engine must be 'stacked', 'loop', 'wire' or 'ray'. Got 'stack'",
+        ),
         ({"loca": {"x": 1}}, "Unknown table of a run file 'loca'. Did you mean 'local'"),
     ],
 )
