@@ -14,7 +14,7 @@ from coterie.core.algorithm import REGISTRY
 from coterie.core.errors import ConfigError, unknown
 from coterie.running.build import Description
 
-SCALES = ("paper", "quick")
+SCALES = ("paper", "reduced", "quick")
 SPEED = 20e9
 """Floating point operations per second of one core, used to estimate running times."""
 
@@ -34,7 +34,7 @@ class Study:
     seconds
         Estimated time for one seed at paper scale, on one core.
     quick
-        Whether the study has a quick version that takes seconds.
+        Whether the study has a quick version that takes seconds. Every study has a reduced one.
     after
         `after(result)` returns further figures of a finished run.
     trial
@@ -102,6 +102,8 @@ class Recipe:
         How the runs differ from the publication, and why.
     notes
         Remarks on the results.
+    reduced
+        Sizes of the runs at reduced scale.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Recipe:
     curves: str | None = None
     departures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reduced: str = ""
 
     def studies(self) -> list[Study]:
         """All studies of the table, each once, in the order of the table."""
@@ -131,7 +134,7 @@ class Recipe:
             for study in self.studies()
             if (cells is None or any(_matches(study.name, part) for part in cells.split(",")))
             and (not wanted or _plain(_method_of(study)) in wanted)
-            and (scale == "paper" or study.quick)
+            and (scale != "quick" or study.quick)
         ]
 
     def hours(self, seeds: int | None = None) -> float:

@@ -13,6 +13,7 @@ class Scale(StrEnum):
     """Size of the runs."""
 
     paper = "paper"
+    reduced = "reduced"
     quick = "quick"
 
 
@@ -44,7 +45,8 @@ def reproduce(
         int | None, typer.Option(help="Only this seed, to share the work among machines.")
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="The published size, or a few seconds per run.")
+        Scale,
+        typer.Option(help="The published size, a few minutes per table, or a few seconds per run."),
     ] = Scale.paper,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Stop after this number of rounds; the tables say so.")

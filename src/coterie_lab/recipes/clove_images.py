@@ -233,11 +233,30 @@ def description(
         "model": dict(model),
         "local": local_training(row, local),
         "data": table,
-        "run": {"rounds": 100 if scale == "paper" else 6, "seed": seed},
+        "run": {"rounds": 6 if scale == "quick" else 100, "seed": seed},
     }
     for name, options in changes.items():
         out[name] |= options
+    if scale == "reduced":
+        reduce(out, column == "CIFAR-10")
     return out
+
+
+def reduce(run: Description, colourful: bool) -> None:
+    """Make a run smaller, with about as many steps per round; see REDUCED."""
+    data, part = run["data"], 10 if colourful else 5
+    data["clients_per_group"] = min(2 if colourful else 3, data["clients_per_group"])
+    data["n"] //= part
+    run["local"]["batch_size"] //= part
+    run["run"]["rounds"] = 5 if colourful else 12
+
+
+REDUCED = (
+    "MNIST and FMNIST: 3 clients per group, a fifth of the samples per client, batches of 20 "
+    "instead of 100, 12 rounds instead of 100. CIFAR-10: 2 clients per group, a tenth of the "
+    "samples, batches of 10, 5 rounds. Steps per round, networks, learning rates and partition are "
+    'those of the paper-scale runs. After 5 rounds, "round 11" is the last round.'
+)
 
 
 def study(mixing: str, column: str, row: str) -> Study | None:
@@ -344,4 +363,14 @@ for _name, _title, _text, _metrics, _notes in (
     ("clove-table9", "Table 9: final ARI, more skews", TABLE_9, ARI, ()),
     ("clove-table10", "Table 10: speed, remaining mixings", TABLE_10, SPEED_METRICS, (ROUND_11,)),
 ):
-    add(Recipe(_name, _title, PAPER, entries(_text, _metrics), (1, 2, 3), None, DEPARTURES, _notes))
+    add(
+        Recipe(
+            _name,
+            _title,
+            PAPER,
+            entries(_text, _metrics),
+            departures=DEPARTURES,
+            notes=_notes,
+            reduced=REDUCED,
+        )
+    )

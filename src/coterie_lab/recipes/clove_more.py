@@ -1,5 +1,6 @@
 """CLoVE's further studies: Tables 13, 14, 15, 17, Fig. 3, FEMNIST, and two cases of failure."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,7 +66,13 @@ Square root loss | 58.1 ± 3.3
 
 
 def _change(
-    place: str, mixing: str, column: str, row: str, seconds: float, **changes: dict[str, Any]
+    place: str,
+    mixing: str,
+    column: str,
+    row: str,
+    seconds: float,
+    reduced: Callable[[Description], None] | None = None,
+    **changes: dict[str, Any],
 ) -> Study:
     """The study of a cell of the main tables, with other options."""
 
@@ -73,7 +80,10 @@ def _change(
         own = {name: dict(options) for name, options in changes.items()}
         if scale == "quick":
             own["data"] = {"n": 60, "clients_per_group": 3}
-        return images.description(mixing, column, row, seed, scale, **own)
+        out = images.description(mixing, column, row, seed, scale, **own)
+        if scale == "reduced" and reduced is not None:
+            reduced(out)
+        return out
 
     name = f"clove/{place}/{METHODS[row]}"
     return Study(name, describe, SOURCES[column], seconds, quick=column != "CIFAR-10")
@@ -89,7 +99,15 @@ def _table_13() -> tuple[Entry, ...]:
         _, k, (_, clients), n = images.MIXINGS[mixing]
         seconds = estimate(100, k * clients * n, FORWARD["cifar_cnn"])
         place = f"early-stop/cifar10/{mixing.lower().replace(' ', '-')}"
-        cell = _change(place, mixing, "CIFAR-10", "CLoVE", seconds, algorithm={"stable_after": 3})
+        cell = _change(
+            place,
+            mixing,
+            "CIFAR-10",
+            "CLoVE",
+            seconds,
+            lambda run: run["run"].update(rounds=7),
+            algorithm={"stable_after": 3},
+        )
         notes = (images.RELABELLED,) if mixing == "Feature skew" else ()
         out.append(Entry(mixing, "CLoVE", "accuracy", "accuracy", Value.of(accuracy), cell, notes))
         out.append(
@@ -124,6 +142,7 @@ def _table_14() -> tuple[Entry, ...]:
             "MNIST",
             "CLoVE",
             estimate(100, 12_500 * float(share), FORWARD["grey_cnn"], 1, 5),
+            lambda run: run["data"].update(clients_per_group=8, n=50),
             data={"clients_per_group": 25, "n": 100},
             run={"participation": float(share)},
         )
@@ -150,12 +169,21 @@ def _table_15() -> tuple[Entry, ...]:
         for (label, metric, column), figure in zip(places, printed, strict=True):
             kind = "cifar_cnn" if column == "CIFAR-10" else "grey_cnn"
             samples = min(m * n, 60_000)
+
+            def shrink(
+                run: Description, m: int = m, colourful: bool = column == "CIFAR-10"
+            ) -> None:
+                run["data"] |= {"clients_per_group": m // 50, "n": 20}
+                run["local"]["batch_size"] = 10
+                run["run"]["rounds"] = 3 if colourful else 12
+
             cell = _change(
                 f"scaling/{SOURCES[column]}/{m}",
                 "Label skew 1",
                 column,
                 row,
                 estimate(100, samples, FORWARD[kind], 1, 5),
+                shrink,
                 data={"clients_per_group": m // 5, "n": n},
             )
             name = f"{label} {column}"
@@ -198,10 +226,10 @@ def linear(separation: float, seed: int, scale: str) -> Description:
         "data": {
             "name": "linear_groups",
             "separation": separation,
-            "n": 900 if scale == "paper" else 200,
+            "n": 200 if scale == "quick" else 900,
             "seed": seed,
         },
-        "run": {"rounds": 10 if scale == "paper" else 3, "seed": seed},
+        "run": {"rounds": 3 if scale == "quick" else 10, "seed": seed},
     }
 
 
@@ -231,7 +259,7 @@ def _fig_3a() -> tuple[Entry, ...]:
 def means(separation: float, seed: int, scale: str) -> dict[str, Any]:
     """k-FED with one centre per client: the mean of its inputs and targets."""
     data = linear_groups(
-        n=1000 if scale == "paper" else 100, test=0, separation=separation, seed=seed
+        n=100 if scale == "quick" else 1000, test=0, separation=separation, seed=seed
     )
     rows = data.gather("train", torch.arange(len(data)))
     points = torch.cat([rows.x, rows.y[..., None]], -1)  # [m, n, d + 1]
@@ -271,8 +299,11 @@ def _fig_3b() -> tuple[Entry, ...]:
 
 def writers(row: str, seed: int, scale: str) -> Description:
     """FEMNIST with 100 writers and 25 epochs per round; CLoVE gets an upper bound of 20 groups."""
-    paper = scale == "paper"
-    most = 20 if paper else 4
+    most, epochs, clients, rounds = {
+        "paper": (20, 25, 100, 100),
+        "reduced": (10, 5, 20, 10),
+        "quick": (4, 1, 8, 2),
+    }[scale]
     bound = {"max_groups": most} if row in ("CLoVE", OURS) else {}
     return {
         "algorithm": method(row, None if bound else most, **OPTIONS) | bound,
@@ -281,10 +312,10 @@ def writers(row: str, seed: int, scale: str) -> Description:
             "optimizer": "adam",
             "learning_rate": 0.001,
             "batch_size": 100,
-            "epochs": 25 if paper else 1,
+            "epochs": epochs,
         },
-        "data": {"name": "published_writers", "n_clients": 100 if paper else 8, "seed": seed},
-        "run": {"rounds": 100 if paper else 2, "seed": seed},
+        "data": {"name": "published_writers", "n_clients": clients, "seed": seed},
+        "run": {"rounds": rounds, "seed": seed},
     }
 
 
@@ -349,6 +380,10 @@ add(
             images.COLOUR_TRAINING,
             "Round of stability: counted from 0, as in the paper.",
         ),
+        reduced=(
+            "2 clients per group, 50 samples per client (100 in concept shift), batches "
+            "of 10, 7 rounds instead of 100."
+        ),
     )
 )
 add(
@@ -362,6 +397,10 @@ add(
             "ARI: computed over the participants of a round, as in the paper.",
         ),
         notes=(ABSENT,),
+        reduced=(
+            "8 clients per group instead of 25, 50 samples per client instead of 100, "
+            "batches of 20, 12 rounds instead of 100."
+        ),
     )
 )
 add(
@@ -372,6 +411,10 @@ add(
         _table_15(),
         departures=images.DEPARTURES,
         notes=(POOLS,),
+        reduced=(
+            "A tenth of the clients, 20 samples per client, batches of 10; 12 rounds, and "
+            "3 with CIFAR-10, instead of 100."
+        ),
     )
 )
 add(
@@ -381,6 +424,10 @@ add(
         PAPER,
         _table_17(),
         departures=(images.RANDOM, images.REPORTED, images.COLOUR_TRAINING, images.FIRST),
+        reduced=(
+            "2 clients per group instead of 5, 50 samples per client instead of 500, "
+            "batches of 10, 5 rounds instead of 100."
+        ),
     )
 )
 add(
@@ -398,6 +445,7 @@ add(
             "clustering early.",
         ),
         notes=("In the paper, CLoVE always finds the groups, later for small distances.",),
+        reduced="As at paper scale.",
     )
 )
 add(
@@ -415,6 +463,7 @@ add(
             "The published values are from the notebook of the authors. The mean of a client's "
             "points contains almost no information on its vector, so an ARI near zero is expected.",
         ),
+        reduced="As at paper scale.",
     )
 )
 add(
@@ -431,6 +480,10 @@ add(
             "IFCA cannot find the number of groups. It has twenty models, the upper bound that "
             "CLoVE is given.",
         ),
+        reduced=(
+            "20 writers instead of 100, 5 epochs per round instead of 25, 10 rounds "
+            "instead of 100, at most 10 groups."
+        ),
     )
 )
 add(
@@ -442,5 +495,6 @@ add(
         curves="ari",
         departures=(*GREY, text.DEPARTURES[0]),
         notes=EROSION,
+        reduced=f"{images.REDUCED} Amazon: {text.REDUCED}",
     )
 )

@@ -124,7 +124,7 @@ def describe(row: str, k: int, data: Description, seed: int, scale: str) -> Desc
     if name in ("fedgem", "mosaic", "kfed", "thorough_kfed"):
         algorithm.setdefault("n_components", "facts")
     data = {**data, "seed": seed}
-    if scale != "paper" and data["name"] != "class_mixture":
+    if scale == "quick" and data["name"] != "class_mixture":
         data["n"] = 60
     return {
         "algorithm": algorithm,
