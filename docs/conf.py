@@ -19,6 +19,8 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "Coterie"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 
 def _before_napoleon(app, what, name, obj, options, lines):

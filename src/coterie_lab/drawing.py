@@ -1,12 +1,14 @@
 """Draw reproduced tables: published figures and ours side by side, or curves over the rounds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.report.page import COLOURS, DPI, INK, SOFT, use_style
 from coterie_lab.recipe import Entry, Recipe
 from coterie_lab.reproduce import Plan
+from coterie_lab.tables import OURS as OWN
 from coterie_lab.tables import figures
 
 if TYPE_CHECKING:
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, THEIRS = COLOURS[0], COLOURS[1]
+SMALL: dict[str, Any] = {"marker": "D", "color": COLOURS[2], "markersize": 5, "alpha": 0.85}
 PRINTED, WHOLE, SHORT = "published ± 2 sd", "ours, each seed", "ours, fewer rounds"
+REDUCED = "ours, reduced scale"
 WORDS = {
     "accuracy": "test accuracy, %",
     "ari": "adjusted Rand index",
@@ -61,7 +65,7 @@ def _table(recipe: Recipe, plan: Plan) -> "Figure":
             axes.set_title(title, fontsize=10, color=INK, loc="left")
             if j:
                 axes.set_yticklabels([])
-    page.legend(handles=_key(marks), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    page.legend(handles=_key(marks), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return page
 
 
@@ -81,6 +85,11 @@ def _panel(
             axes.errorbar(
                 printed.mean, y, xerr=wide, color=THEIRS, marker="|", markersize=11, linewidth=4
             )
+        if plan.scale == "paper":
+            small = figures(entry, recipe, replace(plan, scale="reduced"))[0].mean
+            if small is not None:
+                marks.add(REDUCED)
+                axes.plot([small], [y], linestyle="", **SMALL)
         ours, found = figures(entry, recipe, plan)
         numbers = [v for v in ours.values if v is not None]
         whole = all(one["rounds"] >= one["published_rounds"] for one in found)
@@ -97,6 +106,8 @@ def _panel(
             alpha=0.85,
         )
     axes.set_yticks(range(len(rows)), rows)
+    for label in axes.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text().split(",")[0] in OWN else "normal")
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.08)
     axes.locator_params(axis="x", nbins=5)  # long decimals would overlap
@@ -114,6 +125,7 @@ def _key(marks: set[str]) -> list[Any]:
         Line2D([], [], **line, label=PRINTED),
         dot(marker="o", color=OURS, label=WHOLE),
         dot(marker="o", color=OURS, markerfacecolor="white", label=SHORT),
+        dot(**SMALL, label=REDUCED),
     ]
     return [kind for kind in kinds if kind.get_label() in marks]
 
@@ -146,10 +158,18 @@ def _curves(recipe: Recipe, plan: Plan) -> "Figure":
     return page
 
 
+def either(entry: Entry, recipe: Recipe, plan: Plan) -> list[dict[str, Any]]:
+    """The runs of an entry at paper scale, or at reduced scale if there are none."""
+    found = figures(entry, recipe, plan)[1]
+    if found or plan.scale != "paper":
+        return found
+    return figures(entry, recipe, replace(plan, scale="reduced"))[1]
+
+
 def _curve(
     axes: "Axes", entry: Entry, recipe: Recipe, plan: Plan, colour: str, named: bool
 ) -> None:
-    _, found = figures(entry, recipe, plan)
+    found = either(entry, recipe, plan)
     series = [one.get("by_round", {}).get(recipe.curves) for one in found]
     kept = [[float("nan") if v is None else v for v in one] for one in series if one]
     if not kept:
@@ -168,7 +188,7 @@ def _matrices(recipe: Recipe, plan: Plan) -> "Figure":
     """One square per method: the loss of each group's model (rows) on each group (columns)."""
     page = _page(3.6 * len(recipe.entries) + 0.8, 4.2, f"{recipe.paper}, {recipe.title}")
     grid = page.subplots(1, len(recipe.entries), squeeze=False)[0]
-    drawn = [figures(entry, recipe, plan)[1] for entry in recipe.entries]
+    drawn = [either(entry, recipe, plan) for entry in recipe.entries]
     matrices = [found[0]["matrix"] if found else None for found in drawn]
     values = [v for matrix in matrices if matrix for row in matrix for v in row]
     for axes, entry, matrix in zip(grid, recipe.entries, matrices, strict=True):

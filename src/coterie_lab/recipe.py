@@ -104,6 +104,8 @@ class Recipe:
         Remarks on the results.
     reduced
         Sizes of the runs at reduced scale.
+    compare
+        Pairs of rows (method, rival) that the page compares in a sentence.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Recipe:
     departures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reduced: str = ""
+    compare: tuple[tuple[str, str], ...] = ()
 
     def studies(self) -> list[Study]:
         """All studies of the table, each once, in the order of the table."""

@@ -3,6 +3,8 @@
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from coterie_lab.reproduce import Plan, read_summary
 DIGITS = {"accuracy": 1, "ari": 2, "ari_round_11": 2, "first_round": 1, "stable_round": 1}
 BAR = {"accuracy": 0.5, "ari": 0.05, "ari_round_11": 0.05}
 NOT_RUN, NOT_BUILT = "not run yet", "not built yet"
+SMALLER = ("loss", "first_round", "stable_round", "share_error", "count_error")
+"""Metrics whose best figure is the smallest."""
+OURS = ("census", "blend", "mosaic", "survey")
 
 
 def figures(entry: Entry, recipe: Recipe, plan: Plan) -> tuple[Figures, list[dict[str, Any]]]:
@@ -71,7 +76,7 @@ def line(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes) -> dict[str, st
         rounds, whole = {one["rounds"] for one in found}, found[0]["published_rounds"]
         if short := min(rounds) < whole:
             own.append(f"{'/'.join(map(str, sorted(rounds)))} of {whole} rounds.")
-        if compares and len(found) < len(recipe.seeds):
+        if compares and 1 < len(found) < len(recipe.seeds):  # one seed has no deviation: it shows
             own.append(f"{len(found)} of {len(recipe.seeds)} seeds.")
     remarks = list(dict.fromkeys(one["remark"] for one in found if one.get("remark")))
     own += remarks  # for example that the run is older than a correction of the method
@@ -100,34 +105,126 @@ def _digits(entry: Entry) -> int:
 
 
 def markdown(recipe: Recipe, plan: Plan) -> str:
-    """The table in Markdown: three columns per data set, with footnotes below."""
+    """The table as HTML in Markdown: data sets as groups of columns, with footnotes below.
+
+    At paper scale, the figures of the reduced scale stand beside those of the paper scale.
+    """
     notes = Notes()
-    lines = [line(entry, recipe, plan, notes) for entry in recipe.entries]
-    columns = list(dict.fromkeys(one["column"] for one in lines))
-    head = ["", "method", *(f"{c}: published | ours | diff." for c in columns)]
-    text = ["| " + " | ".join(head) + " |"]
-    text.append("|" + "---|" * (2 + 3 * len(columns)))
-    keys = list(dict.fromkeys((one["part"], one["row"]) for one in lines))
-    places = {(one["part"], one["row"], one["column"]): one for one in lines}
+    columns = list(dict.fromkeys(entry.column for entry in recipe.entries))
+    heads = {column: _heads(recipe, plan, column) for column in columns}
+    text = ['<table class="figures">', "<thead>"]
+    wide = "".join(
+        f'<th colspan="{len(heads[c])}" scope="colgroup">{escape(c)}</th>' for c in columns
+    )
+    text.append(f'<tr><th colspan="2"></th>{wide}</tr>')
+    names = "".join(f"<th>{name}</th>" for c in columns for name in heads[c])
+    text += [f"<tr><th></th><th>method</th>{names}</tr>", "</thead>", "<tbody>"]
+    places = {(e.part, e.row, e.column): e for e in recipe.entries}
+    best = {key: _best(recipe, plan, *key) for key in _blocks(recipe, plan)}
     previous = None
-    for part, row in keys:
-        cells = [part if part != previous else "", row]
+    for part, row in dict.fromkeys((e.part, e.row) for e in recipe.entries):
+        ours = row.split(",")[0] in OURS
+        label = f"<b>{escape(row)}</b> (ours)" if ours else escape(row)
+        cells = []
         for column in columns:
-            one = places.get((part, row, column))
-            cells += ["", "", ""] if one is None else _cells(one)
-        text.append("| " + " | ".join(cells) + " |")
+            entry = places.get((part, row, column))
+            for name in heads[column]:
+                if entry is None:
+                    cells.append("<td></td>")
+                elif name == "published":
+                    cells.append(
+                        f"<td>{_tight(entry.published.text if entry.published else '')}</td>"
+                    )
+                else:
+                    first = best.get((part, column, name), frozenset())
+                    cells.append(_cell(entry, recipe, replace(plan, scale=name), notes, first))
+        classes = " ".join(
+            word for word, holds in (("own", ours), ("first", part != previous)) if holds
+        )
+        shown = f"<th>{escape(part) if part != previous else ''}</th><th>{label}</th>"
+        text.append(f'<tr class="{classes}">{shown}{"".join(cells)}</tr>')
         previous = part
-    text += ["", *(f"{i}. {note}" for i, note in enumerate(notes.texts, start=1))]
+    text += ["</tbody>", "</table>", ""]
+    text += [f"{i}. {note}" for i, note in enumerate(notes.texts, start=1)]
     return "\n".join(text).rstrip() + "\n"
 
 
-def _cells(one: dict[str, str]) -> list[str]:
-    ours = one["ours"]
+def scales(plan: Plan) -> tuple[str, ...]:
+    """The scales that a table shows."""
+    return ("paper", "reduced") if plan.scale == "paper" else (plan.scale,)
+
+
+def _heads(recipe: Recipe, plan: Plan, column: str) -> list[str]:
+    """The columns of a group: published figures and the scales, if there is anything to show."""
+    own = [entry for entry in recipe.entries if entry.column == column]
+    printed = ["published"] if any(entry.published is not None for entry in own) else []
+    ran = [
+        scale
+        for scale in scales(plan)
+        if any(figures(entry, recipe, replace(plan, scale=scale))[1] for entry in own)
+    ]
+    return printed + (ran or [plan.scale])
+
+
+def _blocks(recipe: Recipe, plan: Plan) -> list[tuple[str, str, str]]:
+    pairs = dict.fromkeys((e.part, e.column) for e in recipe.entries)
+    return [(part, column, scale) for part, column in pairs for scale in scales(plan)]
+
+
+def ours_by_row(recipe: Recipe, plan: Plan, part: str, column: str, scale: str) -> dict[str, float]:
+    """Our figure for each method of a block of the table, at one scale.
+
+    Runs with fewer rounds than planned or older than a correction are left out.
+    """
+    out = {}
+    for entry in recipe.entries:
+        if (entry.part, entry.column) == (part, column):
+            ours, found = figures(entry, recipe, replace(plan, scale=scale))
+            whole = all(
+                one["rounds"] >= one["published_rounds"] and "remark" not in one for one in found
+            )
+            if ours.mean is not None and whole:
+                out[entry.row] = ours.mean
+    return out
+
+
+def is_better(metric: str) -> Callable[[float], float] | None:
+    """A key by which the best figure is the largest; None if there is no best."""
+    if metric in ("slope", "count_slope"):
+        return lambda value: -abs(value - 1)
+    if metric.endswith("components"):
+        return None
+    return (lambda value: -value) if metric in SMALLER else (lambda value: value)
+
+
+def _best(recipe: Recipe, plan: Plan, part: str, column: str, scale: str) -> frozenset[str]:
+    """The methods with the best figure of a block, as far as it is shown; none if all are equal."""
+    key = is_better(next(e.metric for e in recipe.entries if e.column == column))
+    own = ours_by_row(recipe, plan, part, column, scale)
+    if key is None or len(own) < 2:
+        return frozenset()
+    shown = {row: round(key(value), 3) for row, value in own.items()}
+    top = frozenset(row for row, value in shown.items() if value == max(shown.values()))
+    return top if len(top) < len(shown) else frozenset()
+
+
+def _cell(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes, best: frozenset[str]) -> str:
+    one = line(entry, recipe, plan, notes)
+    text = "" if one["ours"] in (NOT_RUN, NOT_BUILT) else _tight(one["ours"])
+    if not text:
+        return f'<td class="missing">{one["ours"] if one["ours"] == NOT_BUILT else ""}</td>'
+    if entry.row in best:
+        text = f"<b>{text}</b>"
     if one["agrees"] == "no":
-        ours = f"**{ours}**"
+        text += " ≠"
     if one["notes"]:
-        ours += f" [{one['notes']}]"
-    return [one["published"], ours, one["difference"]]
+        text += f"<sup>{one['notes']}</sup>"
+    return f"<td>{text}</td>"
+
+
+def _tight(text: str) -> str:
+    """A figure that is never broken over two lines."""
+    return escape(text).replace(" ", "\u00a0")
 
 
 def comma_separated(recipe: Recipe, plan: Plan) -> str:
@@ -186,7 +283,8 @@ def write_tables(recipe: Recipe, plan: Plan) -> list[Path]:
     scale = (
         ""
         if plan.scale == "paper"
-        else "Quick scale: the figures are not comparable with the published ones.\n\n"
+        else f"{plan.scale.capitalize()} scale: the figures are not comparable with the published "
+        "ones.\n\n"
     )
     forms: dict[str, Callable[[], str]] = {
         "md": lambda: head + scale + markdown(recipe, plan),

@@ -372,5 +372,6 @@ for _name, _title, _text, _metrics, _notes in (
             departures=DEPARTURES,
             notes=_notes,
             reduced=REDUCED,
+            compare=((OURS, "CLoVE"), ("CLoVE", "IFCA")),
         )
     )

@@ -168,6 +168,7 @@ add(
         departures=DEPARTURES,
         notes=(COUNTS, SHARES),
         reduced=REDUCED,
+        compare=((OURS, "CLoVE"), ("CLoVE", "IFCA")),
     )
 )
 add(
@@ -178,6 +179,7 @@ add(
         entries(TABLE_11, (("", "ari"),)),
         departures=DEPARTURES,
         reduced=REDUCED,
+        compare=((OURS, "CLoVE"), ("CLoVE", "IFCA")),
     )
 )
 add(
@@ -189,5 +191,6 @@ add(
         departures=DEPARTURES,
         notes=(ROUND_11,),
         reduced=REDUCED,
+        compare=((OURS, "CLoVE"), ("CLoVE", "IFCA")),
     )
 )

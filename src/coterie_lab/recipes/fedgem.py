@@ -186,6 +186,11 @@ def _entries(settings: dict[str, tuple[int, Description]]) -> tuple[Entry, ...]:
     return tuple(out)
 
 
+COMPARED = tuple(
+    (row, rival)
+    for row in ("FedGEM", "mosaic")
+    for rival in ("central mixture (given K, pooled data)", "k-FED (given K)")
+)
 DEPARTURES = (
     'ARI: the column "ARI" is over all samples of all clients. The column "ARI per client" is '
     "the mean of each client's own ARI; the code of the authors computes it for FedGEM only. Both "
@@ -212,6 +217,7 @@ add(
         None,
         DEPARTURES,
         NOTES,
+        compare=COMPARED,
     )
 )
 add(
@@ -224,5 +230,6 @@ add(
         None,
         DEPARTURES,
         NOTES,
+        compare=COMPARED,
     )
 )

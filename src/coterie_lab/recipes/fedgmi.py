@@ -269,6 +269,7 @@ TESTED = (
     "Test data: each expert is tested on the 5,000 test images of the clients, split by true "
     "component. The paper uses the whole test set at each angle."
 )
+COMPARED = (("blend", "FedGMI"), ("FedGMI", "FedSoft"))
 REDUCED = (
     "100 samples per client instead of 1,200, 15 rounds instead of 200; FedGMI trains its first "
     "VAEs for 10 epochs instead of 30 and compares them on 32 images instead of 512. CIFAR-10: 20 "
@@ -301,7 +302,8 @@ for _name, _title, _text, _k in (
 ):
     _departures = (*DEPARTURES, LETTERS) if _name == "fedgmi-table3" else DEPARTURES
     _notes = NOTES if _name == "fedgmi-table2" else NOTES[:1]
-    add(Recipe(_name, _title, PAPER, _table(_text, _k), (1,), None, _departures, _notes, REDUCED))
+    _entries = _table(_text, _k)
+    add(Recipe(_name, _title, PAPER, _entries, (1,), None, _departures, _notes, REDUCED, COMPARED))
 
 
 def _shares(sources: tuple[str, ...]) -> tuple[Entry, ...]:
@@ -339,6 +341,7 @@ add(
         (SETTINGS,),
         FIG_2,
         REDUCED,
+        COMPARED,
     )
 )
 add(
@@ -352,6 +355,7 @@ add(
         (SETTINGS, LETTERS),
         ("In the paper, the estimates increase with the true shares and lie closer to one half.",),
         REDUCED,
+        COMPARED,
     )
 )
 
@@ -382,6 +386,7 @@ add(
         ),
         ("In the paper, FedGMI keeps a lead, and IFCA with five clients ends with one model.",),
         REDUCED,
+        COMPARED,
     )
 )
 
@@ -414,5 +419,6 @@ add(
         ),
         ("In the paper, one VAE gives upright digits and the other rotated ones.",),
         REDUCED,
+        COMPARED,
     )
 )

@@ -165,6 +165,7 @@ add(
         (IDENTITY, LOCAL, ROUNDS, CIFAR, GIVEN),
         STARTS,
         REDUCED,
+        (("census", "IFCA"), ("IFCA", "global model")),
     )
 )
 _FIG4 = (("Rotated MNIST", "MNIST, m=1200, n=200"), ("Rotated CIFAR", COLOUR))
@@ -324,7 +325,7 @@ def linear(
             "seed": seed,
         },
         "run": {
-            "rounds": 300 if paper else 60,
+            "rounds": 60 if size == "quick" else 300,
             "seed": draw,
             "evaluate_every": 0,
         },
@@ -397,7 +398,6 @@ for _panel in PANELS:
             ),
             ("The paper shows curves only. Success increases with R and with m times n.",),
             "A fifth of the clients and of the dimensions (200 instead of 1,000), so that samples "
-            "per dimension stay; 60 rounds instead of 300, 2 initial models instead of 10, and "
-            "one of the 40 trials unless more are asked for with --seeds.",
+            "per dimension stay; 2 initial models instead of 10, and one of the 40 trials unless more are asked for with --seeds.",
         )
     )
