@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.running.build import Settings, build
 from coterie_lab import drawing, tables
 from coterie_lab import reproduce as module
-from coterie_lab.pages import write_pages
+from coterie_lab.pages import conclude, count_cells, orders, write_pages
 from coterie_lab.recipe import RECIPES, Entry, Figures, Recipe, Study, Value, find
 from coterie_lab.reproduce import Plan, list_missing, read_summary, reproduce
 from small_runs import described
@@ -87,7 +88,7 @@ def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
     reproduce(recipe, replace(cut, rounds=2), seeds=1, quiet=True)
     assert read_summary(cut, "tiny/blobs/ifca", 1)["rounds"] == 2
     assert "2 of 4 rounds" in tables.markdown(recipe, cut)
-    assert "**" not in tables.markdown(recipe, cut)  # too short to be judged
+    assert "≠" not in tables.markdown(recipe, cut)  # too short to be judged
     for plan in (whole, cut):
         reproduce(recipe, plan, seeds=1, quiet=True)
     one, other = (read_summary(plan, "tiny/blobs/ifca", 1) for plan in (whole, cut))
@@ -97,7 +98,7 @@ def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
 
 def test_tables_say_what_has_not_run(tmp_path):
     text = tables.markdown(tiny(), Plan(tmp_path))
-    assert text.count(tables.NOT_RUN) == 3
+    assert text.count('class="missing"') == 4
     assert text.count(tables.NOT_BUILT) == 1
     assert "A note." in text
 
@@ -153,7 +154,7 @@ def test_a_run_older_than_a_correction_says_so_until_it_runs_again(tmp_path, mon
     write_pages(Plan(tmp_path / "elsewhere"), docs)
     page = (docs / "tiny.md").read_text()
     assert "An old run." in page
-    assert "**" not in page  # it is not compared with the published figure
+    assert not re.search("≠<", page)  # it is not compared with the published figure
     write_pages(plan, docs)  # the new run replaces the old one
     assert (docs / "tiny.md").read_text() == new
 
@@ -198,6 +199,46 @@ def test_every_recipe_is_whole(name):
         tables_ = module.description(study, 1, Plan())
         assert Settings(**tables_["run"]).rounds > 0
         json.dumps(tables_)  # plain data
+        small = module.description(study, 1, Plan(scale="reduced"))
+        assert small["run"]["rounds"] <= tables_["run"]["rounds"]
+        assert small["data"].get("n", 0) <= tables_["data"].get("n", 1000)
+        assert small.get("model") == tables_.get("model")  # the published network
+
+
+def test_reduced_runs_stand_beside_those_of_the_paper_and_are_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setitem(RECIPES, "tiny", tiny())
+    plan, docs = Plan(tmp_path / "results"), tmp_path / "docs"
+    reproduce(tiny(), plan, methods=["fedavg"], seeds=1, quiet=True)
+    reproduce(tiny(), replace(plan, scale="reduced"), quiet=True)
+    write_pages(plan, docs)
+    page = (docs / "tiny.md").read_text()
+    assert "1 of 4 runs are finished at the published size, and 2 of 2 at reduced scale" in page
+    fedavg = next(line for line in page.splitlines() if "<th>FedAvg</th>" in line)
+    assert len(re.findall("≠<", fedavg)) == 1  # the run at the published size
+    scales = [json.loads(line)["scale"] for line in (docs / "summaries.jsonl").open()]
+    assert sorted(scales) == ["paper", "reduced", "reduced"]
+    assert "| tiny" in (docs / "index.md").read_text().replace("[tiny]", "tiny")
+    assert count_cells(tiny(), plan) == (4, 1, 2)  # one method does not exist
+
+
+def test_the_order_of_methods_is_set_beside_the_published_one(tmp_path):
+    recipe, plan = tiny(), Plan(tmp_path)
+
+    def cell(row, printed, study):
+        return Entry("Blobs", row, "accuracy", "accuracy", Value.of(printed), study)
+
+    studies = [replace(recipe.studies()[0], name=f"tiny/blobs/{name}") for name in "abcd"]
+    rows = zip("ABCD", ("4", "3", "2", "1"), studies, strict=True)
+    recipe = replace(recipe, entries=tuple(cell(*row) for row in rows), compare=(("A", "B"),))
+    for study, accuracy in zip(studies, (90.0, 70.0, 80.0, 10.0), strict=True):
+        path = module.summary_path(plan, study.name, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"accuracy": accuracy, "rounds": 1, "published_rounds": 1}))
+    (found,) = orders(recipe, plan)
+    assert (found["published"], found["ours"]) == (list("ABCD"), list("ACBD"))
+    assert found["correlation"] == pytest.approx(0.8)  # 1 - 6 * 2 / (4 * 15)
+    text = conclude(recipe, plan)
+    assert text.startswith("Most often best in our runs: A (1 of 1). A is at least as good as B in")
 
 
 @real

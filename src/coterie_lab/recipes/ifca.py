@@ -398,6 +398,7 @@ for _panel in PANELS:
             ),
             ("The paper shows curves only. Success increases with R and with m times n.",),
             "A fifth of the clients and of the dimensions (200 instead of 1,000), so that samples "
-            "per dimension stay; 2 initial models instead of 10, and one of the 40 trials unless more are asked for with --seeds.",
+            "per dimension stay; 2 initial models instead of 10, and one "
+            "of the 40 trials unless more are asked for with --seeds.",
         )
     )
