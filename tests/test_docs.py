@@ -70,7 +70,9 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         for block in blocks(page.read_text()):
             where = f"{page.name}, line {block.line}"
             printed = io.StringIO()
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            # What Python shows on stderr, such as progress, is not part of the page.
+            aside = io.StringIO() if block.kind == "python" else printed
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(aside):
                 if block.kind == "python":
                     code = "\n" * block.line + block.body  # tracebacks name the page's line
                     exec(compile(code, str(page), "exec"), names)

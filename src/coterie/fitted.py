@@ -5,6 +5,7 @@ saved and loaded elsewhere are therefore the same.
 """
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -35,7 +36,7 @@ from coterie.running.build import Run, as_model, build, build_algorithm, check
 from coterie.running.final import Result, write_clients
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.loop import begin, resume
-from coterie.running.progress import Progress, choose_progress
+from coterie.running.progress import Line, Progress, Silent, choose_progress, expect
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
 from coterie.running.verdict import (
     ARMS,
@@ -159,7 +160,8 @@ class Fitted:
         return [*self.card.warnings, *told]
 
     def __str__(self) -> str:
-        notes = "".join(f"\nnote: {note}" for note in self.notes)
+        said = [self.card.reading, *(f"Warning: {warning}" for warning in self.warnings)]
+        notes = "".join(f"\n{line}" for line in said if line)
         verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
         return f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
 
@@ -332,7 +334,8 @@ def fit(
     seed: int = 0,
     out: str | Path | None = None,
     compare: bool = True,
-    progress: bool | Progress = False,
+    quiet: bool = False,
+    progress: Progress | None = None,
     policy: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
     **options: Any,
@@ -365,8 +368,11 @@ def fit(
         Run folder to write; it must not exist. None: nothing is written.
     compare
         Also train every client alone and one model for all, to measure what grouping gains.
+    quiet
+        Whether to show nothing: neither warnings about the data, nor progress, nor where the
+        result is kept.
     progress
-        Whether to show the rounds as they pass.
+        Receives the rounds instead of showing them.
     policy
         What is done about clients that lie, see `Policy`: {"mean": "median"}, for example.
     settings
@@ -395,12 +401,22 @@ def fit(
             **(settings or {}),
         },
     )
-    return fit_run(resolve(request), out, progress)
+    ready = resolve(request)
+    for warning in () if quiet else ready.data.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    fitted = fit_run(ready, out, progress or (Silent() if quiet else Line()))
+    if not quiet:
+        for warning in fitted.warnings[len(ready.data.warnings) :]:
+            print(f"Warning: {warning}", file=sys.stderr)
+        kept = "Not saved; fit.save(FOLDER) keeps it." if out is None else f"Saved to {out}."
+        print(kept, file=sys.stderr)
+    return fitted
 
 
 def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Fitted:
     """Run what was requested, and the runs it is compared with."""
     show = choose_progress(progress)
+    expect(show, count_rounds(ready))
     result = begin(ready, out, show)
     return compare(result, *run_others(ready, out, show))
 
@@ -408,6 +424,7 @@ def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
     """Continue a run, and the runs it is compared with."""
     show = choose_progress(progress)
+    expect(show, count_rounds(ready))
     result = resume(ready.algorithm, ready.data, ready.settings, out, show)
     return compare(result, *run_others(ready, out, show))
 
@@ -420,12 +437,12 @@ def run_others(
     The other ways train the same model without groups: every client alone, and one model for all.
     Nothing is run if the method has no such model, or no comparison is wanted.
     """
-    parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
-    if not ready.settings.compare or None in parts.values() or name_of(ready.algorithm) in GAINS:
+    if not _compares(ready):
         return {}, []
     # Liars are treated alike in all ways of training.
     same = {**ready.algorithm.policy, **(ready.settings.policy or {})} or None
     settings = replace(ready.settings, compare=False, replicates=1, start=None, policy=same)
+    parts = {name: getattr(ready.algorithm, name, None) for name in ("model", "local")}
     others = {name: Run(find(name)(**parts), ready.data, settings) for name in GAINS}
     whole = None if out is None else Path(out)
     at = None if whole is None else whole / "baselines"
@@ -439,6 +456,19 @@ def run_others(
             {name: _run_in(one, at, name, number, progress) for name, one in ways.items()}
         )
     return baselines, replicates
+
+
+def _compares(ready: Run) -> bool:
+    """Whether a run is compared with others: if it is wanted, and there is a model to train."""
+    parts = [getattr(ready.algorithm, name, None) for name in ("model", "local")]
+    return ready.settings.compare and None not in parts and name_of(ready.algorithm) not in GAINS
+
+
+def count_rounds(ready: Run) -> int:
+    """Rounds of everything that will run: attempts, other ways of training, replicates."""
+    ways = 1 + len(GAINS)
+    trainings = 1 if not _compares(ready) else ways * ready.settings.replicates
+    return trainings * ready.settings.restarts * ready.settings.rounds
 
 
 def _run_in(ready: Run, above: Path | None, name: str, number: int, progress: Progress) -> Result:

@@ -160,7 +160,8 @@ def test_own_files_by_one_command(call, sites, tmp_path):
     words = ["--data", sites, "--label", "ill", "--set", "run.rounds=3", "--groups", "2"]
     code, out, err = call("run", *words, "--out", tmp_path / "run")
     assert (code, err) == (0, "")
-    assert "note: Column 'ill' holds 2 labels, so the task is classification." in out
+    assert "180 rows of 6 clients. To predict: 'ill' (2 classes). Inputs: 2 numbers." in out
+    assert "note:" not in out
     assert "gain over alone" in out
     assert "with training alone" in out
 

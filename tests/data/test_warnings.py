@@ -163,7 +163,7 @@ def test_rising_loss_of_a_run_is_in_its_summary(tmp_path):
     xs = [rng.normal(size=(24, 12)) for _ in range(3)]
     ys = [rng.integers(0, 2, 24) for _ in range(3)]  # nothing to learn
     data = coterie.from_arrays(xs, ys)
-    fit = coterie.fit(data, "fedavg", rounds=25, out=tmp_path / "run")
+    fit = coterie.fit(data, "fedavg", rounds=25, quiet=True, out=tmp_path / "run")
     assert [warning.kind for warning in fit.warnings] == ["loss"]
     assert [w.text for w in coterie.load(tmp_path / "run").warnings] == [
         w.text for w in fit.warnings

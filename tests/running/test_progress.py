@@ -2,7 +2,10 @@ import io
 
 import pytest
 
+import coterie
+from coterie.data import blobs
 from coterie.running.progress import (
+    Clock,
     Live,
     Plain,
     Silent,
@@ -105,3 +108,46 @@ def test_bytes_for_people(amount, text):
 )
 def test_seconds_for_people(seconds, text):
     assert duration(seconds) == text
+
+
+def test_time_left_is_that_of_everything(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("coterie.running.progress.time.monotonic", lambda: now[0])
+    clock = Clock()
+    clock.expect(30)  # three trainings of ten rounds
+    left = []
+    for _ in range(3):
+        clock.begin(10, 0)
+        for number in range(1, 11):
+            now[0] += 2
+            left.append(clock.pass_round(number))
+        clock.finish()
+    assert left == [2.0 * (29 - i) for i in range(30)]
+
+
+def test_time_left_after_an_early_stop_and_a_resume(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("coterie.running.progress.time.monotonic", lambda: now[0])
+    clock = Clock()
+    clock.expect(20)
+    clock.begin(10, 6)  # six rounds were run before
+    now[0] += 1
+    assert clock.pass_round(7) == 13
+    clock.finish()  # three rounds were not needed
+    clock.begin(10, 0)
+    now[0] += 1
+    assert clock.pass_round(1) == 9
+
+
+def test_fit_shows_one_line_per_training_and_where_it_is_kept(tmp_path, capsys):
+    data = blobs(n_groups=2, clients_per_group=2, n=20)
+    coterie.fit(data, "ifca", n_groups=2, rounds=2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["ifca", "local_only", "fedavg"]
+    assert lines[-1] == "Not saved; fit.save(FOLDER) keeps it."
+    coterie.fit(data, "fedavg", rounds=1, out=tmp_path / "run")
+    assert capsys.readouterr().err.splitlines()[-1] == f"Saved to {tmp_path / 'run'}."
+    coterie.fit(data, "fedavg", rounds=1, quiet=True)
+    assert capsys.readouterr() == ("", "")

@@ -58,8 +58,10 @@ def advise(
 
       coterie advise sites/ --label outcome --json
     """
+    if not json:
+        print(f"Reading {folder} ...", flush=True)  # before torch is imported, which takes long
     from coterie.advice import advise as advise_on
-    from coterie.cli.sources import name_data
+    from coterie.cli.sources import name_data, say_data
     from coterie.core.errors import ConfigError, unknown
     from coterie.running.build import make_data
 
@@ -81,9 +83,8 @@ def advise(
     if json:
         print(advice.to_json())
         return
-    for note in data.notes:
-        print(f"note: {note}")
-    print(advice)
+    say_data(data)
+    print(f"\n{advice}")
     if advice.why.sent:
         print(f"\nIn what they differ\n\n{advice.why}")
     if table:

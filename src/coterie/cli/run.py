@@ -110,6 +110,11 @@ def run(
         return
     import json as json_
 
+    if not json:
+        print(
+            f"Reading {data or file} ...", flush=True
+        )  # before torch is imported, which takes long
+    from coterie.cli.sources import say_data
     from coterie.fitted import fit_run
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
@@ -135,15 +140,19 @@ def run(
             settings={"compare": compare},
         )
         ready = resolve(change(request, changes))
-    for note in ready.data.notes if not json else ():
-        print(f"note: {note}")
+    if not json:
+        say_data(ready.data)
     fit = fit_run(ready, out, progress=not json)
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
     verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
-    if out is not None:
+    for warning in fit.warnings[len(ready.data.warnings) :]:
+        print(f"Warning: {warning}")
+    if out is None:
+        print("\nNothing was saved. To keep models and figures: --out FOLDER")
+    else:
         print(f"\nSaved to {out}. For details: coterie show {out}")
         if len(fit.cards) > 1 and "why.json" in fit.files:
             print(f"In what the groups differ: coterie why {out}")

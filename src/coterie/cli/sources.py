@@ -30,3 +30,11 @@ def name_data(data: Path | None, reading: Mapping[str, Any]) -> dict[str, Any]:
     if "size" in reading:
         raise ConfigError(f"--size is for folders of images. {data} is one table. Leave it out.")
     return {"name": "table", "table": path, "label": None, **reading}
+
+
+def say_data(data: Any) -> None:
+    """Print what was read in one line, and a line for each warning."""
+    if data.reading:
+        print(data.reading)
+    for warning in data.warnings:
+        print(f"Warning: {warning}")

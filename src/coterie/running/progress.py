@@ -32,29 +32,58 @@ class Silent:
 COLUMNS = ("round", "loss", "accuracy", "ARI", "groups", "switched", "faults", "sent", "time left")
 
 
-class Plain:
+class Clock:
+    """Estimates the time left for everything that will run, not for one training of several."""
+
+    def __init__(self) -> None:
+        self.ahead: int | None = None  # rounds that have not been run, of all trainings
+        self.done = 0  # rounds of this process
+        self.began = 0.0
+        self.rounds = self.last = 0  # of the training under way
+
+    def expect(self, rounds: int) -> None:
+        """Say how many rounds all trainings together have."""
+        self.ahead = rounds
+
+    def begin(self, rounds: int, done: int) -> None:
+        """A training begins, or goes on after some rounds."""
+        self.began = self.began or time.monotonic()
+        self.rounds, self.last = rounds, done
+        self.ahead = (rounds if self.ahead is None else self.ahead) - done
+
+    def pass_round(self, number: int) -> float:
+        """A round is over: seconds left at the pace so far."""
+        assert self.ahead is not None
+        self.done, self.last, self.ahead = self.done + 1, number, self.ahead - 1
+        return (time.monotonic() - self.began) / self.done * max(self.ahead, 0)
+
+    def finish(self) -> None:
+        """A training is over, perhaps early."""
+        assert self.ahead is not None
+        rest = self.ahead - (self.rounds - self.last)
+        self.ahead = rest if rest > 0 else None
+
+
+class Plain(Clock):
     """A line per round, for logs and pipes."""
 
     def start(self, title: str, rounds: int, done: int) -> None:
-        self.rounds, self.first, self.began = rounds, done, time.monotonic()
+        self.begin(rounds, done)
         some = (
             f"rounds {done + 1} to {rounds}" if done < rounds else f"all {rounds} rounds are done"
         )
         print(f"{title}: {some}", flush=True)
 
     def round(self, line: dict[str, Any]) -> None:
-        pairs = zip(COLUMNS, cells(line, self.rounds, self.left(line)), strict=True)
+        left = self.pass_round(line["round"])
+        pairs = zip(COLUMNS, cells(line, self.rounds, left), strict=True)
         print("  ".join(f"{name} {cell}" for name, cell in pairs if cell), flush=True)
-
-    def left(self, line: dict[str, Any]) -> float:
-        """Seconds left at the pace so far."""
-        done = line["round"] - self.first
-        return (time.monotonic() - self.began) / max(done, 1) * (self.rounds - line["round"])
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self.finish()
 
 
 class Live(Plain):
@@ -65,7 +94,7 @@ class Live(Plain):
     def start(self, title: str, rounds: int, done: int) -> None:
         from rich.live import Live as Screen
 
-        self.rounds, self.first, self.began = rounds, done, time.monotonic()
+        self.begin(rounds, done)
         self.title = title
         self.rows: list[tuple[str, ...]] = []
         self.screen = Screen(self.table(), refresh_per_second=4)
@@ -83,14 +112,48 @@ class Live(Plain):
         return table
 
     def round(self, line: dict[str, Any]) -> None:
-        self.rows.append(cells(line, self.rounds, self.left(line)))
+        self.rows.append(cells(line, self.rounds, self.pass_round(line["round"])))
         self.screen.update(self.table())
 
     def say(self, text: str) -> None:
         self.screen.console.print(text)
 
     def end(self) -> None:
+        self.finish()
         self.screen.stop()
+
+
+class Line(Clock):
+    """One line that changes, on stderr: for Python, where results are printed by the user.
+
+    Where lines cannot change, in logs and pipes, there is one per training.
+    """
+
+    def start(self, title: str, rounds: int, done: int) -> None:
+        self.begin(rounds, done)
+        self.title, self.since, self.left = title, time.monotonic(), 0.0
+        self.moves = sys.stderr.isatty() or "ipykernel" in sys.modules
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.left = self.pass_round(line["round"])
+        if self.moves:
+            score = _number(line.get("accuracy"), "accuracy {:.1%}, ")
+            text = f"{self.title}: round {line['round']} of {self.rounds}, {score}"
+            self._write(f"\r{text}{duration(self.left)} left for everything   ")
+
+    def say(self, text: str) -> None:
+        self._write(f"{text}\n")
+
+    def end(self) -> None:
+        self.finish()
+        took = duration(time.monotonic() - self.since)
+        left = f", {duration(self.left)} left" if self.left else ""
+        text = f"{self.title}: {self.last} rounds in {took}{left}"
+        self._write(f"\r{text:<78}\n" if self.moves else f"{text}\n")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def choose_progress(progress: "bool | Progress") -> Progress:
@@ -100,6 +163,12 @@ def choose_progress(progress: "bool | Progress") -> Progress:
     if not progress:
         return Silent()
     return Live() if sys.stdout.isatty() else Plain()
+
+
+def expect(progress: Progress, rounds: int) -> None:
+    """Tell a progress that estimates the time left how many rounds will run."""
+    if isinstance(progress, Clock):
+        progress.expect(rounds)
 
 
 def cells(line: dict[str, Any], rounds: int, left: float) -> tuple[str, ...]:
