@@ -61,11 +61,19 @@ def test_gathered_batches_are_kept_if_those_of_all_clients_fit(budget, kept):
 
 
 def test_batches_of_changing_cohorts_do_not_pile_up():
-    # All clients together fit, but there are six orders of them.
-    one = Gatherer(ragged(2, 2, 2), CPU, budget=600)
+    # Two passes over three clients of two training rows and, padded, one of each other split.
+    one = Gatherer(ragged(2, 2, 2), CPU)
     for order in permutations(range(3)):
         assert one.batch("train", torch.tensor(order)).mask.shape == (3, 2)
-        assert sum(n_bytes(batch) for batch in one._kept.values()) <= 600
+        assert sum(n_bytes(batch) for batch in one._kept.values()) <= 2 * 3 * 45 * (2 + 1 + 1)
+
+
+def test_the_batches_of_all_clients_stay_while_cohorts_change():
+    one = Gatherer(ragged(2, 2, 2, 2), CPU)
+    everyone = one.batch("train", torch.arange(4))
+    for order in permutations(range(4), 2):
+        one.batch("train", torch.tensor(order))
+        assert one.batch("train", torch.arange(4)) is everyone
 
 
 def test_splits_are_not_confused():

@@ -70,34 +70,36 @@ def chunks(ids: Ids, sizes: Tensor, size: int) -> list[Tensor]:
 
 
 class Gatherer:
-    """Gathers padded batches, and keeps them if the batches of all clients fit in memory.
+    """Gathers padded batches, and keeps those used last if the data of all clients fit in memory.
 
-    Keeping only some of them has no use: a pass over all clients would drop each batch before it
-    is needed again, and the batches that are kept would fragment the memory.
+    Cohorts that are drawn anew hardly ever return, so no more is kept than two passes over all
+    clients need. Less would be of no use: a pass would drop each batch before it is needed again.
     """
 
     def __init__(self, source: DataSource, device: torch.device, budget: int = 128 * 2**20) -> None:
         self.source, self.device = source, device
         sizes = source.sizes("train")
         largest = n_bytes(source.gather("train", sizes.argmax().reshape(1)))
-        total = largest // max(int(sizes.max()), 1) * int(sizes.sum())
-        self._left = budget if total <= budget else 0
+        row = largest // max(int(sizes.max()), 1)
+        splits = (source.sizes(split) for split in ("train", "validation", "test"))
+        passes = sum(row * max(int(own.max()), 1) * len(own) for own in splits)
+        self._room = min(budget, 2 * passes) if row * int(sizes.sum()) <= budget else 0
         self._kept: dict[tuple[str, tuple[int, ...]], Batch] = {}
+        self._bytes = 0
 
     def batch(self, split: str, ids: Ids) -> Batch:
         """The data of some clients: leaves [m, n, ...]."""
-        if not self._left:
+        if not self._room:
             return self._gather(split, ids)
         name = (split, tuple(ids.tolist()))
-        if name not in self._kept:
+        batch = self._kept.pop(name, None)
+        if batch is None:
             batch = self._gather(split, ids)
-            self._left -= n_bytes(batch)
-            if self._left <= 0:  # cohorts differ, so more batches were kept than one pass needs
-                self._left += sum(n_bytes(kept) for kept in self._kept.values()) + n_bytes(batch)
-                self._kept.clear()
-                return batch
-            self._kept[name] = batch
-        return self._kept[name]
+            self._bytes += n_bytes(batch)
+        self._kept[name] = batch  # at the end: used last
+        while self._bytes > self._room:
+            self._bytes -= n_bytes(self._kept.pop(next(iter(self._kept))))
+        return batch
 
     def _gather(self, split: str, ids: Ids) -> Batch:
         return tree_map(lambda leaf: leaf.to(self.device), self.source.gather(split, ids))
