@@ -6,6 +6,8 @@ saved and loaded elsewhere are therefore the same.
 
 import json
 import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -32,10 +34,12 @@ from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.why import Why
 from coterie.report.words import NAMES, describe_result
-from coterie.running.build import Run, as_model, build, build_algorithm, check
+from coterie.running.build import Run, build, build_algorithm, check
+from coterie.running.files import blame, parse_json
 from coterie.running.final import Result, write_clients
-from coterie.running.folder import RunFolder, no_nan, to_json
-from coterie.running.loop import begin, resume
+from coterie.running.folder import RunFolder, no_nan, read_rows, to_json
+from coterie.running.loop import begin
+from coterie.running.loop import resume as resume_loop
 from coterie.running.progress import Line, Progress, Silent, choose_progress, expect
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
 from coterie.running.verdict import (
@@ -86,14 +90,19 @@ class Fitted:
 
     def __post_init__(self) -> None:
         like = {"state": state_type(self.algorithm)}
-        self.state = wire.load(self.files["state.safetensors"], like=like)["state"]
-        memory = self.files.get("memory.safetensors")
-        kept = {} if memory is None else wire.load(memory)
+        self.state = self._tree("state.safetensors", like)["state"]
+        kept = self._tree("memory.safetensors") if "memory.safetensors" in self.files else {}
         self.memory = {int(client): tree for client, tree in kept.items()}
         self.card = DataCard.from_dict(json.loads(self.files["data.json"]))
         self.encoder = self.card.encoder
-        self.rows = json.loads(self.files["clients.json"])["clients"]
-        self.cards = json.loads(self.files["groups.json"])["groups"]
+        self.rows = read_rows(self.files, "clients")
+        self.cards = read_rows(self.files, "groups")
+
+    def _tree(self, name: str, like: Tree = None) -> Any:
+        try:
+            return wire.load(self.files[name], like)
+        except DataError as error:
+            raise DataError(f"final/{name} is damaged. {error}") from error
 
     # groups
 
@@ -248,6 +257,7 @@ class Fitted:
         """Save everything to a folder, which must not exist yet."""
         folder = RunFolder(path)
         folder.create(self.description)
+        folder.record("copied")
         for line in self.rounds:
             folder.append("rounds.jsonl", line)
         folder.finish(self.files, self.summary)
@@ -417,16 +427,18 @@ def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress
     """Run what was requested, and the runs it is compared with."""
     show = choose_progress(progress)
     expect(show, count_rounds(ready))
-    result = begin(ready, out, show)
-    return compare(result, *run_others(ready, out, show))
+    with nullcontext() if out is None else RunFolder(out).lock():
+        result = begin(ready, out, show)
+        return compare(result, *run_others(ready, out, show))
 
 
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
     """Continue a run, and the runs it is compared with."""
     show = choose_progress(progress)
     expect(show, count_rounds(ready))
-    result = resume(ready.algorithm, ready.data, ready.settings, out, show)
-    return compare(result, *run_others(ready, out, show))
+    with RunFolder(out).lock():
+        result = resume_loop(ready.algorithm, ready.data, ready.settings, out, show)
+        return compare(result, *run_others(ready, out, show))
 
 
 def run_others(
@@ -475,7 +487,7 @@ def _run_in(ready: Run, above: Path | None, name: str, number: int, progress: Pr
     """Run in a folder of this name, or go on if it is there."""
     folder = None if above is None else above / name
     if folder is not None and (folder / "run.json").exists():
-        return resume(ready.algorithm, ready.data, ready.settings, folder, progress, number)
+        return resume_loop(ready.algorithm, ready.data, ready.settings, folder, progress, number)
     check(ready)
     return begin(ready, folder, progress, number)
 
@@ -535,14 +547,16 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
     return Why.of(files["why.json"], files.get("why_images.safetensors"))
 
 
-def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:
+def verdict_of(
+    path: str | Path, progress: bool | Progress = False, trust: Iterable[str] = ()
+) -> Verdict:
     """The verdict on the run in a folder; runs that it is compared with are trained if missing."""
     folder = RunFolder(path)
-    description = folder.description()
     finished = (folder.path / "summary.json").exists()
     if finished and "verdict.json" in (files := folder.final_files()):
-        return Verdict.of(files["verdict.json"])
-    ready = build({k: v for k, v in description.items() if isinstance(v, dict)})
+        with blame(folder.final / "verdict.json"):
+            return Verdict.of(files["verdict.json"])
+    ready = rebuild(folder, trust)
     name = name_of(ready.algorithm)
     parts = (getattr(ready.algorithm, part, None) for part in ("model", "local"))
     if name in GAINS or None in parts:
@@ -554,7 +568,45 @@ def verdict_of(path: str | Path, progress: bool | Progress = False) -> Verdict:
     return resume_run(ready, path, progress).verdict
 
 
-def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
+def rebuild(folder: RunFolder, trust: Iterable[str] = (), **given: Any) -> Run:
+    """The run that a run folder describes."""
+    description = folder.description()
+    with blame(folder.path / "run.json"):
+        return build({k: v for k, v in description.items() if isinstance(v, dict)}, trust, **given)
+
+
+def resume(
+    path: str | Path,
+    *,
+    data: FederatedData | None = None,
+    model: Model | nn.Module | None = None,
+    trust: Iterable[str] = (),
+    progress: bool | Progress = False,
+) -> Fitted:
+    """Continue a run that was stopped, with exactly the results of a run that was not.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    data
+        The data, needed only if they came from memory, which a file cannot name.
+    model
+        The network, needed only if it was given as a module, which a file cannot name.
+    trust
+        Code of your own that the run uses, as "package.module:Name". Nothing else is imported.
+    progress
+        Whether to show the rounds as they pass.
+    """
+    given: dict[str, Any] = {} if data is None else {"data": data}
+    if model is not None:
+        given["model"] = model
+    return resume_run(rebuild(RunFolder(path), trust, **given), path, progress)
+
+
+def load(
+    path: str | Path, model: Model | nn.Module | None = None, *, trust: Iterable[str] = ()
+) -> Fitted:
     """Load the result of a run.
 
     Parameters
@@ -563,11 +615,16 @@ def load(path: str | Path, model: Model | nn.Module | None = None) -> Fitted:
         A run folder, or a folder written by `Fitted.save`.
     model
         The network, needed only if it was given as a module, which a file cannot name.
+    trust
+        Code of your own that the run uses, as "package.module:Name". Nothing else is imported.
     """
     folder = RunFolder(path)
-    description = folder.description()
-    files = folder.final_files()
-    card = DataCard.from_dict(json.loads(files["data.json"]))
-    given = {"model": as_model(model, card.task)} if model is not None else {}
-    algorithm = build_algorithm(description, card, **given)
-    return Fitted(algorithm, files, description, folder.summary(), folder.lines())
+    description, files = folder.description(), folder.final_files()
+    summary, lines = folder.summary(), folder.lines()
+    with blame(folder.final / "data.json"):
+        card = DataCard.from_dict(parse_json(files["data.json"], "final/data.json"))
+    with blame(folder.path / "run.json"):
+        given = {} if model is None else {"model": model}
+        algorithm = build_algorithm(description, card, trust, **given)
+    with blame(folder.final):
+        return Fitted(algorithm, files, description, summary, lines)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie import __version__, data, metrics
+from coterie.core.config import find_imports
 from coterie.core.errors import ConfigError, DataError
 from coterie.running.build import build
 from coterie.running.final import Result, mean
@@ -128,7 +129,7 @@ def perform(task: Task, plan: Plan, progress: bool | Progress = False) -> dict[s
     if task.study.trial is not None:
         return _run_trial(task, plan, tables["run"]["rounds"])
     folder = plan.out / "runs" / plan.scale / task.study.name / f"seed-{task.seed}"
-    ready = build(tables)
+    ready = build(tables, find_imports(tables))  # the recipe's own code
     if any((folder / "checkpoint").glob("*.json")):
         result = resume(
             ready.algorithm, ready.data, ready.settings, folder, choose_progress(progress)

@@ -431,7 +431,9 @@ def test_wrong_options_are_one_sentence_and_code_2(call, sites, tmp_path, words,
 def test_a_model_whose_output_does_not_fit_the_labels_is_refused(call, tmp_path):
     network = {"import": "torch.nn:Linear", "arguments": {"in_features": 2, "out_features": 2}}
     (tmp_path / "a.json").write_text(json.dumps(described() | {"model": network}))
-    one_sentence(call("run", tmp_path / "a.json"), "must have 3 outputs, one per class. Got (2,).")
+    one_sentence(call("run", tmp_path / "a.json"), "--trust torch.nn:Linear")
+    words = ["run", tmp_path / "a.json", "--trust", "torch.nn:Linear"]
+    one_sentence(call(*words), "must have 3 outputs, one per class. Got (2,).")
 
 
 def test_folders_and_files_that_are_not_there_or_empty(call, tmp_path):

@@ -125,7 +125,8 @@ def test_clients_can_share_a_node(tmp_path):
 def started(tmp_path, *options):
     (tmp_path / "study.toml").write_text(toml(tables()))
     trial = tmp_path / "trial"
-    said = coterie("deploy", "init", trial, tmp_path / "study.toml", cwd=HERE)
+    words = [trial, tmp_path / "study.toml", "--trust", "newcomer:Newcomer"]
+    said = coterie("deploy", "init", *words, cwd=HERE)
     assert said.returncode == 0, said.stderr
     said = coterie("deploy", "up", trial, "--clients", 2, "--allow", "newcomer", *options, cwd=HERE)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -139,7 +140,7 @@ def trained(trial):
 
 
 def it_gives_the_bits_of_the_simulation(deployment, tmp_path):
-    ready = build(tables())
+    ready = build(tables(), trust=["newcomer:Newcomer"])
     simulate(ready.algorithm, ready.data, ready.settings, tmp_path / "simulated")
     name = "final/state.safetensors"
     assert (deployment / "run" / name).read_bytes() == (tmp_path / "simulated" / name).read_bytes()

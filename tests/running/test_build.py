@@ -53,7 +53,11 @@ def test_a_missing_run_file_is_said(tmp_path):
         ({"model": {"name": "mpl"}}, "Unknown model 'mpl'. Did you mean 'mlp'"),
         ({"model": {"hiden": [4]}}, "Unknown option of mlp 'hiden'. Did you mean 'hidden'"),
         ({"model": {"dtype": "int8"}}, "Model: dtype must be float32 or float64. Got 'int8'"),
-        ({"model": {"import": "nowhere:Net"}}, "'nowhere:Net' cannot be imported"),
+        ({"model": {"import": "nowhere:Net"}}, "pass trust=['nowhere:Net'], or on the command"),
+        ({"model": {"loss": "nowhere:f"}}, "line: --trust nowhere:f"),
+        ({"local": {"augment": "os:system"}}, "'os:system' is code that is not part of Coterie"),
+        ({"algorithm": {"name": "nowhere:Mine"}}, "--trust nowhere:Mine"),
+        ({"model": {"hidden": [3_000_000, 3_000_000]}}, "must fit in memory"),
         ({"local": {"learning_rat": 1}}, "Unknown option 'learning_rat'. Did you mean 'learning_"),
         ({"data": {"name": "blob"}}, "Did you mean 'blobs'"),
         ({"data": {"clients": 3}}, "Unknown option of blobs 'clients'"),
@@ -89,11 +93,17 @@ def test_tables_that_must_be_there(table):
 def test_a_network_may_be_imported():
     network = {"import": "torch.nn:Linear", "arguments": {"in_features": 2, "out_features": 3}}
     tables = described() | {"model": network}
-    one = build(tables)
+    one = build(tables, trust=["torch.nn:Linear"])
     assert isinstance(
         one.algorithm.model.plain(one.algorithm.model.init(torch.tensor(0))), nn.Linear
     )
     assert describe(one.algorithm, one.data, one.settings)["model"] == network
+
+
+def test_what_is_trusted_but_not_there_is_one_sentence():
+    tables = described() | {"model": {"import": "nowhere:Net"}}
+    with pytest.raises(ConfigError, match=r"'nowhere:Net' cannot be imported: .*Write it as"):
+        build(tables, trust=["nowhere:Net"])
 
 
 def test_given_objects_must_be_given_again_and_be_the_same():

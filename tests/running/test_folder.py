@@ -129,8 +129,8 @@ class Filling(Silent):
         if line["round"] == 2:  # from here on no file may be larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
 
-for name, limit in (("log", 250), ("checkpoint", 2000)):
-    whole = ready("local_only", 5, model={"hidden": [40]})
+for name, limit in (("log", 250), ("checkpoint", 9000)):
+    whole = ready("local_only", 5, model={"hidden": [400]})
     try:
         run(whole.algorithm, whole.data, whole.settings, Path(sys.argv[2]) / name, Filling(limit))
     except DataError as error:
@@ -148,11 +148,11 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, request):
         check=True,
     )
     log, checkpoint = done.stdout.splitlines()
-    assert "rounds.jsonl could not be written (File too large)" in log
+    assert "record.jsonl could not be written (File too large)" in log
     assert "the disk is full, so memory-000003.safetensors could not be written" in checkpoint
     for sentence in (log, checkpoint):
         assert sentence.endswith("Free some space, then resume.")
-    whole = ready("local_only", 5, model={"hidden": [40]})
+    whole = ready("local_only", 5, model={"hidden": [400]})
     run(whole.algorithm, whole.data, whole.settings, tmp_path / "whole")
     for name in ("log", "checkpoint"):
         folder = RunFolder(tmp_path / name)

@@ -104,7 +104,7 @@ def assert_contract(
 
 def _maker(method: Subject) -> tuple[str, Make]:
     if isinstance(method, str):
-        method = find(method)
+        method = find(method, {method})
     if isinstance(method, Algorithm):
         return type(method).__name__, partial(_adapt, method)
     if isinstance(method, type):

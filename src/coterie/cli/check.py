@@ -29,7 +29,7 @@ def check(
     from coterie.checks import check_algorithm
     from coterie.core.algorithm import find
 
-    cls = load_file(Path(name)) if name.endswith(".py") else find(name)
+    cls = load_file(Path(name)) if name.endswith(".py") else find(name, {name})
     report = check_algorithm(cls, on_result=None if json else _say)
     if json:
         import json as json_

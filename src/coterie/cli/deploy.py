@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, parse_sets
+from coterie.cli.options import Json, Trust, parse_sets
 
 app = typer.Typer(
     help="Run a method on real clients, through Flower.",
@@ -30,6 +30,7 @@ def init(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change one option, e.g. run.rounds=6.")
     ] = None,
+    trust: Trust = None,
 ) -> None:
     """Write a Flower app from a run file.
 
@@ -40,14 +41,17 @@ def init(
 
       coterie deploy init trial study.toml --clients 4
     """
+    from coterie.core.config import find_imports
     from coterie.deploy.app import write_app
     from coterie.running.build import read
 
     description = {key: value for key, value in read(file).items() if isinstance(value, dict)}
     description.pop("plan", None)
-    for table, options in parse_sets(set_ or []).items():
+    changes = parse_sets(set_ or [])
+    for table, options in changes.items():
         description.setdefault(table, {}).update(options)
-    made = write_app(folder, description, clients, deadline)
+    named = {*(trust or ()), *find_imports(changes)}
+    made = write_app(folder, description, clients, deadline, named)
     print(f"{made['method']} for {made['clients']} clients, in {folder}.")
     print(f"Try it here: coterie deploy up {folder} --clients {made['clients']}")
 

@@ -9,6 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Code of your own that the file names, as package.module:Name. Nothing else is "
+        "imported. May be repeated."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Folder = Annotated[Path, typer.Argument(help="A run folder, written by coterie run --out.")]
 Data = Annotated[

@@ -1,9 +1,9 @@
 """coterie place"""
 
-from coterie.cli.options import Data, Folder, Json
+from coterie.cli.options import Data, Folder, Json, Trust
 
 
-def place(folder: Folder, data: Data, json: Json = False) -> None:
+def place(folder: Folder, data: Data, trust: Trust = None, json: Json = False) -> None:
     """Find the group of a new client, and say whether it fits any group.
 
     Example:
@@ -12,7 +12,7 @@ def place(folder: Folder, data: Data, json: Json = False) -> None:
     """
     from coterie.fitted import load
 
-    spot = load(folder).place(str(data))
+    spot = load(folder, trust=trust or ()).place(str(data))
     if json:
         import json as json_
 

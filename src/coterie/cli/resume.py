@@ -1,9 +1,9 @@
 """coterie resume"""
 
-from coterie.cli.options import Folder
+from coterie.cli.options import Folder, Trust
 
 
-def resume(folder: Folder) -> None:
+def resume(folder: Folder, trust: Trust = None) -> None:
     """Continue a run that was stopped, with exactly the results of a run that was not.
 
     Example:
@@ -11,11 +11,6 @@ def resume(folder: Folder) -> None:
       coterie resume runs/a
     """
     from coterie import fitted
-    from coterie.running.build import build
-    from coterie.running.folder import RunFolder
 
-    target = RunFolder(folder)
-    description = target.description()
-    ready = build({k: v for k, v in description.items() if isinstance(v, dict)})
-    fit = fitted.resume_run(ready, folder, progress=True)
+    fit = fitted.resume(folder, trust=trust or (), progress=True)
     print(f"\n{fit}")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Why, parse_sets, reads_data
+from coterie.cli.options import Json, Trust, Why, parse_sets, reads_data
 
 
 @reads_data
@@ -60,6 +60,7 @@ def run(
         str | None,
         typer.Option(help="Address of a Ray cluster for --engine ray. Default: this machine."),
     ] = None,
+    trust: Trust = None,
     json: Json = False,
     *,
     reading: dict[str, Any],
@@ -115,6 +116,7 @@ def run(
             f"Reading {data or file} ...", flush=True
         )  # before torch is imported, which takes long
     from coterie.cli.sources import say_data
+    from coterie.core.config import find_imports
     from coterie.fitted import fit_run
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
@@ -128,7 +130,7 @@ def run(
         for table, options in changes.items():
             description.setdefault(table, {}).update(options)
         description.setdefault("run", {}).setdefault("compare", compare)
-        ready = build(description)
+        ready = build(description, {*(trust or ()), *find_imports(changes)})
     else:
         from coterie.cli.sources import name_data
 

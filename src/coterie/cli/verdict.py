@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json
+from coterie.cli.options import Folder, Json, Trust
 
 
 def verdict(
     folder: Folder,
+    trust: Trust = None,
     json: Json = False,
     picture: Annotated[
         Path | None,
@@ -32,7 +33,7 @@ def verdict(
     """
     from coterie import fitted
 
-    found = fitted.verdict_of(folder, progress=not json)
+    found = fitted.verdict_of(folder, progress=not json, trust=trust or ())
     if picture is not None:
         from coterie.report.verdict import verdict_picture
 

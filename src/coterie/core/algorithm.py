@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_type_hints
@@ -183,13 +183,14 @@ def play(algorithm: Algorithm, fed: Federation) -> Iterator[tuple[Any, Info]]:
         yield state, info
 
 
-def find(name: str) -> type[Algorithm]:
+def find(name: str, trust: Iterable[str] = ()) -> type[Algorithm]:
     """The method with a name: built in, from an installed package, or "package.module:Class".
 
-    Installed packages list their methods under the entry point `coterie.algorithms`.
+    Installed packages list their methods under the entry point `coterie.algorithms`. A class that
+    is not listed is imported only if it is among those to trust.
     """
     if ":" in name:
-        cls = load(name)
+        cls = load(name, trust)
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise ConfigError(f"{name} must be a subclass of coterie.Algorithm. Got {cls!r}.")
         return cls

@@ -1,7 +1,9 @@
 """Options are defined by the annotated fields of dataclasses; this module checks them."""
 
 import importlib
+import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, reduce
 from operator import or_
@@ -76,8 +78,35 @@ def import_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def load(path: str) -> Any:
-    """The object that "package.module:Name" names."""
+IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""How a file names an object to import: package.module:Name."""
+
+
+def find_imports(value: Any) -> set[str]:
+    """The names of objects to import in plain data.
+
+    >>> find_imports({"algorithm": {"name": "mine:Mine"}, "run": {"rounds": 3}})
+    {'mine:Mine'}
+    """
+    if isinstance(value, str):
+        return {value} if IMPORT.fullmatch(value) else set()
+    parts = value.values() if isinstance(value, Mapping) else value
+    nested = isinstance(value, Mapping | list | tuple)
+    return set().union(*map(find_imports, parts)) if nested else set()
+
+
+def load(path: str, trust: Iterable[str] = ()) -> Any:
+    """The object that "package.module:Name" names, if the user trusts it.
+
+    A file can name any object, and importing a module runs its code. So nothing is imported unless
+    its name is among those that the user has passed.
+    """
+    if path not in trust:
+        raise ConfigError(
+            f"'{path}' is code that is not part of Coterie, and nothing is imported because a file "
+            f"names it. If you trust it, pass trust=['{path}'], or on the command line: --trust "
+            f"{path}"
+        )
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)

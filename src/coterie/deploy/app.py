@@ -3,6 +3,7 @@
 import getpass
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,18 @@ GITIGNORE = "state/\nrun/\n*.lock\n*.live.json\n"
 
 
 def write_app(
-    folder: Path, description: Description, clients: int | None, deadline: float
+    folder: Path,
+    description: Description,
+    clients: int | None,
+    deadline: float,
+    trust: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Write the app and return the data card."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"The folder must be new or empty. {folder} is not empty. Choose another."
         )
-    ready = build(description)
+    ready = build(description, trust)
     clients = len(ready.data) if clients is None else clients
     card = replace(DataCard.of(ready.data), truth=None, names=())
     description = {key: value for key, value in description.items() if isinstance(value, dict)}

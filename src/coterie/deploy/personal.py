@@ -1,6 +1,7 @@
 """A client's own model on the client's machine: copied from its node, used without the server."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from coterie.core.tree import Tree
 from coterie.data.card import DataCard
 from coterie.data.images import read_client
 from coterie.running.build import build_algorithm
+from coterie.running.files import blame, read
 from coterie.running.folder import read_json, to_json, write
 
 FOLDER, MODEL = "model", "personal.safetensors"
@@ -59,10 +61,11 @@ def pull(home: Path, out: Path, run: str | None = None) -> str:
 class Personal:
     """A client's own model, and the rules that prepare its inputs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.card = DataCard.from_dict(read_json(folder / "data.json"))
-        self.algorithm = build_algorithm(read_json(folder / "run.json"), self.card)
-        self.personal = wire.load((folder / MODEL).read_bytes())["personal"]
+    def __init__(self, folder: Path, trust: Iterable[str] = ()) -> None:
+        with blame(folder):
+            self.card = DataCard.from_dict(read_json(folder / "data.json"))
+            self.algorithm = build_algorithm(read_json(folder / "run.json"), self.card, trust)
+            self.personal = wire.load(read(folder / MODEL))["personal"]
 
     def predict(self, x: Any) -> np.ndarray:
         """Predictions for new rows: a file, a folder of images, a table, or an array."""

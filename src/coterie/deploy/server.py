@@ -14,7 +14,7 @@ import torch
 
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, state_type
-from coterie.core.config import construct
+from coterie.core.config import construct, find_imports
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.question import Question
@@ -60,7 +60,8 @@ def serve(link: Link, folder: Path, config: Mapping[str, Any]) -> None:
             run.name_clients(known)
 
         card = DataCard.from_dict(plain)
-        algorithm = build_algorithm(description, card)
+        # The folder holds the code of this server, too: `coterie deploy init` asked for trust.
+        algorithm = build_algorithm(description, card, find_imports(description))
         parts = isinstance(card.sample_shape, dict)  # then replies are compared with each other
         rehearse = None if parts else Rehearsal(card, settings.seed)
         fed = Remote(

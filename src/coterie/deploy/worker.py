@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from coterie.core import wire
-from coterie.core.config import construct, load
+from coterie.core.config import IMPORT, construct, find_imports, load
 from coterie.core.errors import ConfigError, CoterieError, DataError
 from coterie.core.federation import Call
 from coterie.core.memory import Memory
@@ -41,7 +41,6 @@ from coterie.running.folder import write
 
 TRIAL = "run"
 """Data of a trial: the client's part of the data in the run file."""
-_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Journal:
@@ -104,7 +103,8 @@ class Room:
                 f"{data.sample_shape}. Start the node with other data."
             )
         self.folder, self.allow = folder, allow
-        self.algorithm = build_algorithm(description, card)
+        # The worker has refused code of packages that this node does not allow.
+        self.algorithm = build_algorithm(description, card, find_imports(description))
         self.fed = Simulation(data, settings.seed, stack=False, chunk=1)
         self.sizes = {s: int(data.sizes(s)[0]) for s in ("train", "validation", "test")}
         self.journal = Journal(folder / "memory")
@@ -229,7 +229,7 @@ class Worker:
         for part in value.values() if isinstance(value, dict) else value:
             if isinstance(part, dict | list):
                 self._refuse_foreign(part)
-            elif isinstance(part, str) and _IMPORT.fullmatch(part):
+            elif isinstance(part, str) and IMPORT.fullmatch(part):
                 package = re.split(r"[.:]", part)[0]
                 if package not in self.allow:
                     raise ConfigError(
@@ -248,8 +248,9 @@ class Worker:
                     f"no client '{self.name}'"
                 )
             return whole.subset(torch.tensor([whole.names.index(self.name)]))
-        if _IMPORT.fullmatch(self.data):
-            return one_client(load(self.data)(self.name), self.name, card, options)
+        if IMPORT.fullmatch(self.data):  # named by the owner of this node
+            load_data = load(self.data, {self.data})
+            return one_client(load_data(self.name), self.name, card, options)
         how = read_options(options).format
         table = client_file(Path(self.data), self.name, card.sample_shape, how)
         return one_client(table, self.name, card, options)

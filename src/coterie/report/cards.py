@@ -1,6 +1,5 @@
 """A finished run in text: what was found, a card per group, a row per client."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ from coterie.report import evidence
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.words import describe_result
-from coterie.running.folder import RunFolder
+from coterie.running.files import blame
+from coterie.running.folder import RunFolder, read_rows
 from coterie.running.progress import megabytes
 
 FORMATS = {"margin": ".2f", "accuracy": ".1%", "error": ".4g", "loss": ".4f"}
@@ -19,9 +19,13 @@ GAINS = {"gain over alone": "+.3f", "gain over one model": "+.3f"}
 def show_run(folder: RunFolder) -> str:
     """The whole report."""
     files, summary = folder.final_files(), folder.summary()
-    cards = json.loads(files["groups.json"])["groups"]
-    rows = json.loads(files["clients.json"])["clients"]
-    parts = [f"{folder.path}: {describe_result(summary, cards, rows)}", _facts(summary)]
+    with blame(folder.path):
+        return _report(folder.path, files, summary)
+
+
+def _report(path: Path, files: dict[str, bytes], summary: dict[str, Any]) -> str:
+    cards, rows = read_rows(files, "groups"), read_rows(files, "clients")
+    parts = [f"{path}: {describe_result(summary, cards, rows)}", _facts(summary)]
     if "verdict.json" in files:
         parts.append(Verdict.of(files["verdict.json"]).sentence)
     if "mixture" in summary:
@@ -67,7 +71,7 @@ def mixture_card(mixture: dict[str, Any]) -> str:
 
 def draw(folder: RunFolder, out: str | Path) -> Path:
     """The clients' shares of components if there are any, else why there are this many groups."""
-    row = json.loads(folder.final_files()["clients.json"])["clients"][0]
+    row = read_rows(folder.final_files(), "clients")[0]
     if any(name.startswith("share ") for name in row):
         return draw_shares(folder, out)
     return evidence.picture(folder.summary().get("evidence", []), out)
@@ -77,7 +81,7 @@ def draw_shares(folder: RunFolder, out: str | Path) -> Path:
     """Draw the clients' shares of components as bars; for methods that estimate them."""
     from coterie.report.mixture_pictures import proportions_picture
 
-    rows = json.loads(folder.final_files()["clients.json"])["clients"]
+    rows = read_rows(folder.final_files(), "clients")
     k = sum(name.startswith("share ") for name in rows[0])
     if not k:
         raise ConfigError(

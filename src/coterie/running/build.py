@@ -12,11 +12,13 @@ its field.
 
 import hashlib
 import json
+import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
@@ -26,7 +28,7 @@ from torch import nn
 
 from coterie import algorithms, data, models
 from coterie.core.algorithm import Algorithm, address_of, find
-from coterie.core.config import check_fields, construct, load
+from coterie.core.config import check_fields, construct, find_imports, load
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.model import Model
 from coterie.core.policy import Policy, as_policy
@@ -34,6 +36,7 @@ from coterie.core.training import LocalSGD
 from coterie.core.tree import named_leaves, tree_map
 from coterie.data.federated import FederatedData
 from coterie.running.evaluation import LOSS_OF
+from coterie.running.files import RUN_FILE, is_deep
 from coterie.running.start import check_start, read_start
 from coterie.running.why import Part, choose_parts
 
@@ -180,29 +183,34 @@ class Run:
 def read(path: Path) -> Description:
     """A run file: TOML or JSON."""
     try:
-        text = path.read_text()
-        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data = path.read_bytes() if path.stat().st_size <= RUN_FILE else b""
+        if not data or is_deep(data):
+            raise ValueError(f"it is empty, larger than {RUN_FILE // 2**20} MB, or nested deeply")
+        content = tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
     except FileNotFoundError:
         raise ConfigError(f"Run file {path} does not exist.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Run file {path} cannot be read: {error}.") from None
     if not isinstance(content, dict):
         raise ConfigError(f"Run file {path} cannot be read: it holds no tables.")
     return content
 
 
-def build(description: Description, **given: Any) -> Run:
+def build(description: Description, trust: Iterable[str] = (), **given: Any) -> Run:
     """The objects that a run file describes, checked.
 
     Parameters
     ----------
     description
         The tables of the run file.
+    trust
+        Objects that may be imported, each as "package.module:Name". Others are refused.
     given
         Objects that a file cannot name: `data=`, `model=` or another field of the method.
     """
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
-    _, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"))
+    trust = tuple(trust)
+    _, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"), trust)
     for table in tables:
         if table not in {"algorithm", "data", "run", "plan", *parts}:
             known = {"algorithm", "data", "run", *parts}
@@ -212,15 +220,18 @@ def build(description: Description, **given: Any) -> Run:
         settings["start"] = read_start(settings["start"])
     options = construct(Settings, settings)
     source = make_data(_table(tables, "data"), given.get("data"))
-    ready = Run(build_algorithm(description, source, **given), source, options)
+    ready = Run(build_algorithm(description, source, trust, **given), source, options)
     check(ready)
     return ready
 
 
-def build_algorithm(description: Description, source: Any, **given: Any) -> Algorithm:
+def build_algorithm(
+    description: Description, source: Any, trust: Iterable[str] = (), **given: Any
+) -> Algorithm:
     """The method of a run file, for data of some kind (`FederatedData` or `DataCard`)."""
     tables = {key: value for key, value in description.items() if isinstance(value, dict)}
-    cls, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"))
+    trust = tuple(trust)
+    cls, parts = find_parts(_name(_table(tables, "algorithm"), "algorithm"), trust)
     options = {key: value for key, value in tables["algorithm"].items() if key != "name"}
     optional = {field.name for field in fields(cls) if field.default is not MISSING}
     for name, kind in parts.items():
@@ -231,15 +242,16 @@ def build_algorithm(description: Description, source: Any, **given: Any) -> Algo
         if name in models.MODELS and not {"name", "import", "given"} & set(table):
             table = {"name": name, **table}
         if kind is LocalSGD:
-            options[name] = construct(LocalSGD, {k: _function(v) for k, v in table.items()})
+            named = {key: _function(value, trust) for key, value in table.items()}
+            options[name] = construct(LocalSGD, named)
         else:
-            options[name] = make_model(table, source, given.get(name))
+            options[name] = make_model(table, source, given.get(name), trust)
     return construct(cls, options)
 
 
-def find_parts(name: str) -> tuple[type[Algorithm], dict[str, type]]:
+def find_parts(name: str, trust: Iterable[str] = ()) -> tuple[type[Algorithm], dict[str, type]]:
     """The class of a method, and its fields that have a table of their own in a run file."""
-    cls = find(name)
+    cls = find(name, trust)
     hints = get_type_hints(cls)
     kinds = {Model: Model, Model | None: Model, LocalSGD: LocalSGD}
     return cls, {name: kinds[hint] for name, hint in hints.items() if hint in kinds}
@@ -278,14 +290,20 @@ def make_data(table: Description, given: FederatedData | None = None) -> Federat
     return data.make(_name(table, "data"), **table)
 
 
-def make_model(table: Description, source: Any, given: Model | None = None) -> Model:
-    """A model by name, by import path, or as given."""
+def make_model(
+    table: Description,
+    source: Any,
+    given: nn.Module | Model | None = None,
+    trust: Iterable[str] = (),
+) -> Model:
+    """A model by name, by import path if that is trusted, or as given."""
     if "given" in table or given is not None:
         if given is None:
             raise ConfigError(
                 f"The model {table['given']} was given as a module, and a file cannot name it. "
                 "Pass it: model=..."
             )
+        given = as_model(given, source.task)
         if table.get("fingerprint", fingerprint(given)) != fingerprint(given):
             raise ConfigError(
                 "The given model must be the one the run began with. Its weights have other names "
@@ -293,21 +311,37 @@ def make_model(table: Description, source: Any, given: Model | None = None) -> M
             )
         return given
     options = dict(table)
-    loss = _function(options.pop("loss", None))
+    loss = _function(options.pop("loss", None), trust)
     head = options.pop("head", None)
     head = tuple(head) if isinstance(head, list) else head
     dtype = getattr(torch, str(options.pop("dtype", "float32")), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"Model: dtype must be float32 or float64. Got {table['dtype']!r}.")
     if "import" in options:
-        module = load(options["import"])
+        module = load(str(options["import"]), trust)
         arguments = options.get("arguments", {})
         make: Any = lambda: module(**arguments)  # noqa: E731 - drawn anew for every key
     else:
-        make = models.make(options.pop("name", "mlp"), source, **options)
+        name = str(options.pop("name", "mlp"))
+        facts = ("sample_shape", "n_outputs", "task")
+        sized = SimpleNamespace(**{fact: getattr(source, fact) for fact in facts})
+        with torch.device("meta"):  # counts weights without memory for them
+            _refuse_huge(models.make(name, sized, **options))
+        make = models.make(name, source, **options)
     # A density model brings its own loss; all others take that of the task.
     loss = loss or getattr(make, "loss", LOSS_OF[source.task])
     return Model(make, loss, head, dtype, made_from=table)
+
+
+def _refuse_huge(network: nn.Module) -> None:
+    """Refuse a network that this machine cannot hold once."""
+    n = sum(leaf.numel() * leaf.element_size() for leaf in network.parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if n > memory:
+        raise ConfigError(
+            f"Model: the network must fit in memory, {memory / 2**30:.0f} GB here. It has "
+            f"{n / 2**30:,.0f} GB of weights. Choose smaller layers."
+        )
 
 
 def build_model(
@@ -316,7 +350,8 @@ def build_model(
     """A network as users give it: a name, a name with options, a module, or None: chosen."""
     if isinstance(model, nn.Module | Model):
         return as_model(model, data.task)
-    return make_model(name_model(model, data), data)
+    table = name_model(model, data)
+    return make_model(table, data, trust=find_imports(table))  # the user's own words
 
 
 def name_model(model: str | Mapping[str, Any] | None, data: FederatedData) -> Description:
@@ -340,8 +375,8 @@ def suggest_model(data: FederatedData) -> str:
     return "cnn" if not isinstance(shape, dict) and len(shape) == 3 else "mlp"
 
 
-def _function(value: Any) -> Any:
-    return load(value) if isinstance(value, str) and ":" in value else value
+def _function(value: Any, trust: Iterable[str]) -> Any:
+    return load(value, trust) if isinstance(value, str) and ":" in value else value
 
 
 def check(ready: Run) -> None:

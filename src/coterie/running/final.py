@@ -22,6 +22,7 @@ from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.held_out import HeldOut
+from coterie.running.record import moves
 from coterie.running.why import USUAL, Asking, Part, Who, explain
 
 
@@ -47,6 +48,12 @@ class Result:
     folder: Path | None = None
 
 
+def assignment_of(state: Any) -> Tensor | None:
+    """The group of every client in a state; None for a method without groups."""
+    assignment = getattr(state, "assignment", None)
+    return assignment if isinstance(assignment, Tensor) else None
+
+
 def some(values: Tensor) -> Tensor:
     """The values that are numbers."""
     return values[~values.isnan()]
@@ -69,11 +76,12 @@ def finish(
     folder: RunFolder | None,
     scores: dict[str, Scores],
     held: HeldOut | None,
+    known: Tensor | None,
 ) -> Result:
     """Place every client, score the final models, and write the files of the result.
 
     `scores` are those of the last round by split, if this process has run it. `held` knows the
-    losses on held-out rows.
+    losses on held-out rows. `known` are the groups in the record so far.
     """
     if isinstance(data, DataCard):
         data = replace(data, names=fed.names)
@@ -98,6 +106,7 @@ def finish(
     result.held_losses = torch.zeros(0, 0) if held is None else held.losses
     result.files = _final_files(result) | explain_groups(result, settings.why)
     if folder is not None:
+        folder.record("placed", moved=moves(known, assignment_of(state)))
         folder.finish(result.files, summary)
         result.folder = folder.path
     return result

@@ -4,89 +4,59 @@
     names.json          names of the clients
     rounds.jsonl        a line per round
     timings.jsonl       seconds per round (apart, so that all else is the same in every run)
+    record.jsonl        what happened, in a chain of hashes (see `running.record`)
     checkpoint/         the last two states, checksummed
     final/              state, models and groups, with a manifest
     summary.json        the figures
 
 A file is written under another name, forced to disk and renamed. A checkpoint is valid as soon as
-its manifest exists.
+its manifest exists. A folder may come from a stranger: see `running.files`.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
+import re
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, state_type
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.memory import Memory
 from coterie.core.tree import Tree
+from coterie.running import record
+from coterie.running.files import (
+    JSON,
+    LOG,
+    RUN_FILE,
+    append,
+    blame,
+    inside,
+    locked,
+    make_folder,
+    no_nan,
+    parse_json,
+    plain,
+    read,
+    read_json,
+    refuse_links,
+    sync,
+    to_json,
+    write,
+)
+
+__all__ = ["RunFolder", "no_nan", "read_json", "to_json", "write"]
 
 FORMAT = 1
 NAMES = "names.json"
 SEGMENTS = 8  # files of client memory before they are written anew as one
-
-
-def write(path: Path, data: bytes) -> str:
-    """Write a file whole or not at all; its checksum."""
-    aside = path.with_name(path.name + ".part")
-    try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        _sync(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DataError(
-                f"{path.parent}: the disk is full, so {path.name} could not be written. Earlier "
-                "checkpoints are intact. Free some space, then resume."
-            ) from error
-        raise
-    return hashlib.sha256(data).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def to_json(value: Any) -> bytes:
-    """Indented JSON; equal content gives equal bytes."""
-    return (json.dumps(value, indent=2, default=_plain) + "\n").encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-
-
-def no_nan(value: Any) -> Any:
-    """NaN and infinity as None: JSON has neither."""
-    if isinstance(value, dict):
-        return {key: no_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [no_nan(part) for part in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+PARTS = ("restarts", "baselines", "replicates")  # folders of runs inside a run folder
+NEEDED = ("state.safetensors", "data.json", "clients.json", "groups.json")  # of final/
+RECORD = "record.jsonl"
+_OURS = re.compile(r"(\d+\.json|(state|memory|best)-\d+\.safetensors)(\.part)?")
 
 
 class Checkpoint(NamedTuple):
@@ -117,8 +87,21 @@ class RunFolder:
                 f"Run folder {self.path} exists and is not empty. Continue it with "
                 f"`coterie resume {self.path}`, or choose another folder."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        whole = self.whole
+        refuse_links(whole, self.path)
+        for part in reversed([self.path, *self.path.parents]):
+            if part == whole or whole in part.parents:
+                make_folder(part)
         self.describe(description)
+        self.record("begun", run=record.digest(identity(description)), format=FORMAT)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the run, also to the runs it is part of."""
+        whole = self.whole
+        if whole.exists() and not whole.is_dir():
+            raise ConfigError(f"{whole} must be a folder. It is a file. Choose another.")
+        make_folder(whole)
+        return locked(whole)
 
     def describe(self, description: dict[str, Any]) -> None:
         """Write run.json."""
@@ -130,34 +113,40 @@ class RunFolder:
 
     def description(self) -> dict[str, Any]:
         """Read run.json."""
+        refuse_links(self.whole, self.path)
         return read_json(self.path / "run.json")
+
+    # what happened
+
+    def record(self, kind: str, **data: Any) -> None:
+        """Add an entry to the record, such as a fault, a policy or a spent budget."""
+        record.add(self.path / RECORD, kind, **data)
 
     # rounds
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Add a line to a log."""
-        text = json.dumps(no_nan(line), default=_plain) + "\n"
-        try:
-            with open(self.path / name, "a") as file:
-                file.write(text)
-                file.flush()
-        except OSError as error:
-            raise DataError(
-                f"{self.path}: {name} could not be written ({error.strerror}). Earlier checkpoints "
-                "are intact. Free some space, then resume."
-            ) from error
+        append(self.path / name, json.dumps(no_nan(line), default=plain) + "\n")
 
     def lines(self, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
-        """The complete lines of a log; an incomplete last line is ignored."""
+        """The lines of a log; a last line that is incomplete is ignored."""
         path = self.path / name
-        if not path.exists():
+        try:
+            data = read(path, LOG)
+        except FileNotFoundError:
             return []
         out = []
-        for text in path.read_text().splitlines():
-            try:
-                out.append(json.loads(text))
-            except ValueError:
-                break
+        for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+            source = f"{path}, line {number},"
+            if len(text) > RUN_FILE:
+                raise DataError(f"{source} is damaged: it is too long.")
+            line = parse_json(text, source)
+            if not isinstance(line, dict) or type(line.get("round")) is not int:
+                raise DataError(
+                    f"{source} is damaged: it does not hold a round. Restore the file from a copy, "
+                    f"or start the run again with `coterie run {self.path / 'run.json'}`."
+                )
+            out.append(line)
         return out
 
     def trim(self, rounds: int) -> None:
@@ -184,11 +173,12 @@ class RunFolder:
         `held_out`: losses on held-out rows so far. `best`: the best round, and the state and
         memory after it.
         """
-        self.checkpoints.mkdir(exist_ok=True)
+        refuse_links(self.path, self.checkpoints)
+        make_folder(self.checkpoints)
         name = f"state-{round:06d}.safetensors"
         content = {"state": state, "traffic": traffic, "held_out": held_out or {}}
         files = {name: write(self.checkpoints / name, wire.dump(content))}
-        latest = self._manifests()[-1:]
+        latest = self.manifests()[-1:]
         kept = None
         if best is not None:
             kept = f"best-{best[0]:06d}.safetensors"
@@ -207,17 +197,22 @@ class RunFolder:
         files |= {file: old[file] for file in set(held.values()) - set(files)}
         manifest = {"round": round, "state": name, "memory": held, "best": kept, "files": files}
         manifest["sha256"] = _checksum(manifest)
+        self.record("saved", round=round, files=files)
+        for log in ("rounds.jsonl", RECORD):
+            sync(self.path / log)
         write(self.checkpoints / f"{round:06d}.json", to_json(manifest))
         memory.unsaved = set()
         self._sweep()
 
-    def _manifests(self) -> list[tuple[Path, dict[str, Any]]]:
+    def manifests(self) -> list[tuple[Path, dict[str, Any]]]:
         """Whole manifests, oldest first."""
+        refuse_links(self.path, self.checkpoints)
         found = []
         for path in sorted(self.checkpoints.glob("[0-9]*.json")):
             try:
-                manifest = read_json(path)
+                manifest = read_json(path, JSON)
                 whole = manifest.get("sha256") == _checksum(manifest)
+                _check_manifest(manifest)
             except (DataError, OSError):
                 whole = False
             if whole:
@@ -228,16 +223,16 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Keep the last two checkpoints and the files they name."""
-        keep = self._manifests()[-2:]
+        keep = self.manifests()[-2:]
         names = {path.name for path, _ in keep}
         names |= {file for _, manifest in keep for file in manifest["files"]}
         for path in self.checkpoints.iterdir():
-            if path.name not in names:
+            if path.name not in names and _OURS.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
 
     def load(self, algorithm: Algorithm) -> "Checkpoint":
         """The newest whole checkpoint."""
-        for path, manifest in reversed(self._manifests()):
+        for path, manifest in reversed(self.manifests()):
             try:
                 return self._read(manifest, algorithm)
             except (DataError, OSError) as error:
@@ -253,10 +248,16 @@ class RunFolder:
     def _read(self, manifest: dict[str, Any], algorithm: Algorithm) -> "Checkpoint":
         content = {}
         for name, checksum in manifest["files"].items():
-            data = (self.checkpoints / name).read_bytes()
+            data = read(inside(self.checkpoints, name))
             if hashlib.sha256(data).hexdigest() != checksum:
                 raise DataError(f"{name} does not have the checksum it was saved with")
             content[name] = data
+        with blame(self.checkpoints / manifest["state"]):
+            return self._parse(manifest, content, algorithm)
+
+    def _parse(
+        self, manifest: dict[str, Any], content: dict[str, bytes], algorithm: Algorithm
+    ) -> "Checkpoint":
         like = {"state": state_type(algorithm)}
         saved = wire.load(content[manifest["state"]], like=like)
         memory = Memory()
@@ -277,16 +278,18 @@ class RunFolder:
 
     def finish(self, files: dict[str, bytes], summary: dict[str, Any]) -> None:
         """Write final/ and summary.json; the summary last, as the sign that all is there."""
-        self.final.mkdir(exist_ok=True)
+        refuse_links(self.path, self.final)
+        make_folder(self.final)
         manifest = {name: write(self.final / name, data) for name, data in sorted(files.items())}
         write(self.final / "manifest.json", to_json({"format": FORMAT, "files": manifest}))
-        write(self.path / "summary.json", to_json(no_nan(summary)))
+        end = write(self.path / "summary.json", to_json(no_nan(summary)))
+        self.record("finished", files=manifest, summary=end)
 
     @property
     def whole(self) -> Path:
         """The folder to resume: for an attempt or a baseline, the folder that contains it."""
         for above in self.path.parents:
-            if above.name in ("restarts", "baselines", "replicates"):
+            if above.name in PARTS and (above.parent / "run.json").exists():
                 return RunFolder(above.parent).whole
         return self.path
 
@@ -302,11 +305,18 @@ class RunFolder:
     def final_files(self) -> dict[str, bytes]:
         """The files of final/, each checked against the manifest."""
         self.check_finished()
-        manifest = read_json(self.final / "manifest.json")
+        refuse_links(self.path, self.final)
+        path = self.final / "manifest.json"
+        files = read_json(path, JSON).get("files")
+        if not isinstance(files, dict) or (gone := [name for name in NEEDED if name not in files]):
+            what = "it names no files" if not isinstance(files, dict) else f"it lacks {gone[0]}"
+            raise DataError(f"{path} is damaged: {what}. Resume the run, or run it again.")
         out = {}
-        for name, checksum in manifest["files"].items():
-            path = self.final / name
-            data = path.read_bytes() if path.exists() else b""
+        for name, checksum in files.items():
+            path = inside(self.final, name)
+            data = b""
+            with suppress(FileNotFoundError):
+                data = read(path, JSON if name.endswith(".json") else None)
             if hashlib.sha256(data).hexdigest() != checksum:
                 raise DataError(f"{path} is missing or damaged. Resume the run, or run it again.")
             out[name] = data
@@ -315,20 +325,36 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """Read summary.json."""
         self.check_finished()
-        return read_json(self.path / "summary.json")
+        return read_json(self.path / "summary.json", JSON)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file, or a clear error."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: it is not JSON ({error}).") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it does not hold a JSON object.")
-    return content
+def read_rows(files: dict[str, bytes], name: str) -> list[dict[str, Any]]:
+    """The rows of groups.json or clients.json among the files of final/."""
+    content = parse_json(files[f"{name}.json"], f"final/{name}.json")
+    rows = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"final/{name}.json is damaged: it must hold a list of {name}.")
+    return rows
+
+
+def identity(description: dict[str, Any]) -> dict[str, Any]:
+    """What a run is, without how it is computed."""
+    return {key: value for key, value in description.items() if key not in ("plan", "format")}
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Refuse a manifest that is not one, whatever its checksum."""
+    files, memory, best = manifest.get("files"), manifest.get("memory"), manifest.get("best")
+    if not (
+        type(manifest.get("round")) is int
+        and isinstance(files, dict)
+        and isinstance(memory, dict)
+        and all(isinstance(name, str) for name in (*memory.values(), *files.values()))
+        and {manifest.get("state"), *memory.values(), *([] if best is None else [best])}
+        <= set(files)
+        and all(client.isdecimal() for client in memory)
+    ):
+        raise DataError("a manifest must name the files of a checkpoint")
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

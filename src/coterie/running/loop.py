@@ -1,6 +1,5 @@
 """The loop that every run goes through: step, commit, and now and then evaluate, save, show."""
 
-import shutil
 import signal
 import threading
 import time
@@ -12,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from coterie import metrics
 from coterie.core.algorithm import Algorithm, grow, name_of
@@ -25,10 +25,12 @@ from coterie.engines.simulation import Simulation
 from coterie.engines.stacking.chunks import chunk_size
 from coterie.running.build import Description, Run, Settings, check, policy_of
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
-from coterie.running.final import Result, finish, held_split, mean, some
-from coterie.running.folder import RunFolder
+from coterie.running.files import read
+from coterie.running.final import Result, assignment_of, finish, held_split, mean, some
+from coterie.running.folder import RECORD, RunFolder, write
 from coterie.running.held_out import HeldOut, rank_units
 from coterie.running.progress import Progress, choose_progress
+from coterie.running.record import digest, moves
 from coterie.running.start import initial_groups
 
 
@@ -60,11 +62,14 @@ def begin(
     replicate: int = 0,
 ) -> Result:
     """Run what has been checked already; replicates differ in the randomness of training alone."""
-    folder = None if out is None else RunFolder(out)
-    if folder is not None:
+    show = choose_progress(progress)
+    if out is None:
+        return _run(ready, None, show, replicate)
+    folder = RunFolder(out)
+    with folder.lock():
         folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
         folder.name_clients(ready.data.names)
-    return _run(ready, folder, choose_progress(progress), replicate)
+        return _run(ready, folder, show, replicate)
 
 
 def resume(
@@ -76,13 +81,15 @@ def resume(
     replicate: int = 0,
 ) -> Result:
     """Continue a run from its folder, exactly as if it had never stopped."""
-    if RunFolder(out).description().get("fingerprint", "") not in ("", data.fingerprint()):
+    folder = RunFolder(out)
+    if folder.description().get("fingerprint", "") not in ("", data.fingerprint()):
         raise DataError(
             f"{out}: the data must be those the run began with. They have changed. Restore the old "
             "files, or start a new run."
         )
-    ready = Run(algorithm, data, settings)
-    return _run(ready, RunFolder(out), choose_progress(progress), replicate)
+    with folder.lock():
+        ready = Run(algorithm, data, settings)
+        return _run(ready, folder, choose_progress(progress), replicate)
 
 
 def conduct(
@@ -101,7 +108,8 @@ def conduct(
         )
     folder = RunFolder(out)
     made = folder.description()
-    return _attempt(algorithm, card, settings, made, 0, folder, choose_progress(progress), fed)
+    with folder.lock():
+        return _attempt(algorithm, card, settings, made, 0, folder, choose_progress(progress), fed)
 
 
 def _run(ready: Run, folder: RunFolder | None, progress: Progress, replicate: int) -> Result:
@@ -122,9 +130,11 @@ def _run(ready: Run, folder: RunFolder | None, progress: Progress, replicate: in
     result = results[best]
     result.summary = {**result.summary, "restart": best, "restart_losses": losses}
     if folder is not None and result.folder is not None:
-        for name in ("rounds.jsonl", "timings.jsonl"):
-            shutil.copy(result.folder / name, folder.path / name)
-        folder.finish(RunFolder(result.folder).final_files(), result.summary)
+        kept = RunFolder(result.folder)
+        for name in ("rounds.jsonl", "timings.jsonl", RECORD):
+            write(folder.path / name, read(kept.path / name))
+        folder.record("kept", attempt=best)
+        folder.finish(kept.final_files(), result.summary)
         result.folder = folder.path
     progress.say(f"Kept attempt {best + 1} of {len(losses)}: the lowest training loss.")
     return result
@@ -165,13 +175,15 @@ def _attempt(
             held.restore(saved.held_out)
             best = None if saved.best is None else (held.best, saved.best)
         folder.trim(done)
-        lines = folder.lines()
-        fed.record.restore(lines)
+        fed.record.restore(folder.lines())
+        folder.record("resumed", round=done)
+        known = assignment_of(state)
     else:
         done = 0
         fed.begin(-1)
         state = algorithm.init(fed)
         fed.commit()
+        known = _note(folder, state, None)
         _save(folder, 0, state, fed, held, best)
     turn = restart % settings.restarts + 1
     attempt = f", attempt {turn} of {settings.restarts}" if settings.restarts > 1 else ""
@@ -190,9 +202,11 @@ def _attempt(
             if keeps and held is not None and held.best == done:
                 memory = {str(client): tree for client, tree in fed.memory.committed.items()}
                 best = done, {"state": state, "memory": memory}
-            lines.append(line)
             _freeze(folder, fed)
-            if folder is not None:
+            known = _note(folder, state, known, line)
+            if folder is None:
+                lines.append(line)
+            else:
                 folder.append("rounds.jsonl", line)
                 seconds = round(time.perf_counter() - began, 4)
                 folder.append("timings.jsonl", {"round": done, "seconds": seconds})
@@ -207,8 +221,10 @@ def _attempt(
             state = best[1]["state"]
             fed.restore(Memory.of(best[1].get("memory") or {}))
             scores = scores if best[0] == done else {}
+        if folder is not None:  # rounds are not kept in memory as well
+            lines = folder.lines()
         parts = algorithm, data, settings, description, fed, state, lines, folder
-        result = finish(*parts, scores, held)
+        result = finish(*parts, scores, held, known)
     except KeyboardInterrupt:
         # Nothing is saved here: memory and traffic may already be those of the round under way.
         if folder is not None:
@@ -294,6 +310,7 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
     plan = {**fed.plan, "policy": asdict(fed.policy)}
     if description.get("plan") != plan:
         folder.describe({**description, "plan": plan})
+        folder.record("plan", plan=plan)
 
 
 def _round(
@@ -422,3 +439,19 @@ def _save(
         held_out = None if held is None else held.save()
         folder.save(done, state, traffic, fed.memory, held_out, best)
         fed.note_saved()
+
+
+def _note(
+    folder: RunFolder | None, state: Any, known: Tensor | None, line: dict[str, Any] | None = None
+) -> Tensor | None:
+    """Add to the record who moved where and which replies were faulty; the groups now."""
+    now = assignment_of(state)
+    if folder is None:
+        return now
+    if line is None:
+        folder.record("started", moved=moves(known, now))
+        return now
+    for fault in line.get("faults", ()):
+        folder.record("fault", round=line["round"], **fault)
+    folder.record("round", round=line["round"], line=digest(line), moved=moves(known, now))
+    return now

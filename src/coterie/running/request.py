@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from coterie.core.algorithm import Algorithm, name_of
-from coterie.core.config import construct
+from coterie.core.config import construct, find_imports
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
@@ -134,7 +134,9 @@ def resolve(request: Request) -> Run:
         settings["start"] = start
     tables = {"algorithm": {"name": request.algorithm, **options}, **parts, "data": {}}
     noted = replace(data, notes=(*data.notes, *notes, *more))
-    return build({**tables, "run": settings}, data=noted, **given)
+    tables["run"] = settings
+    # What a request names, the user has named in this process.
+    return build(tables, find_imports(tables), data=noted, **given)
 
 
 def _refuse_options(request: Request, name: str) -> None:
@@ -155,7 +157,7 @@ def _parts(
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """The tables of the method's networks and local training, objects, and notes on choices."""
     assert isinstance(request.algorithm, str)
-    cls, parts = find_parts(request.algorithm)
+    cls, parts = find_parts(request.algorithm, {request.algorithm})
     optional = {one.name for one in fields(cls) if one.default is not MISSING}
     tables: dict[str, Any] = {}
     given: dict[str, Any] = {}
@@ -200,7 +202,7 @@ def _groups(
 ) -> tuple[dict[str, Any], dict[str, int] | None, list[str]]:
     """Options of the method with the number of groups, initial groups, and notes on both."""
     assert isinstance(request.algorithm, str)
-    cls, tables = find_parts(request.algorithm)
+    cls, tables = find_parts(request.algorithm, {request.algorithm})
     known = {one.name for one in fields(cls)}
     options = {
         name: value
