@@ -6,6 +6,7 @@ import typer
 
 from coterie.cli import (
     advise,
+    audit,
     check,
     compare,
     deploy,
@@ -36,6 +37,7 @@ app.command()(report.report)
 app.command()(verdict.verdict)
 app.command()(why.why)
 app.command()(compare.compare)
+app.command()(audit.audit)
 app.command()(place.place)
 app.command()(predict.predict)
 app.command("list")(list_.list_)

@@ -24,6 +24,20 @@ class FederationError(CoterieError):
     """Too few clients answered an exchange."""
 
 
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters as escapes, lines and tabs as they are.
+
+    >>> printable("\\x1b[31mred")
+    '\\\\x1b[31mred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1]
+        for letter in text
+    )
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """A message that a name is unknown, with the most similar known name.
 

@@ -17,6 +17,7 @@ from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.formats import Format
+from coterie.data.limits import check_names
 from coterie.data.repeats import count_repeats, warn_of_repeats
 from coterie.data.splits import RULES, divide
 from coterie.data.tables import Cells, RawTable, describe_files
@@ -290,6 +291,7 @@ def _chosen(
     """The clients that are asked for, all with rows and with a name of their own."""
     if not names:
         raise DataError(f"{owner}: there must be at least one client. Got none.")
+    check_names(owner, names)
     by_name: dict[str, RawTable] = {}
     for name, table in zip(names, tables, strict=True):
         if name in by_name:

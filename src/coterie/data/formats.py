@@ -5,7 +5,6 @@ Each of them is found from the file, unless the user says it.
 
 import codecs
 import csv
-import gzip
 import io
 import re
 import zipfile
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.core.errors import ConfigError, DataError
+from coterie.data.limits import check_file, unpack_gzip, unpack_zip
 
 MISSING = frozenset({"", "?", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL"})
 """How an empty cell is written."""
@@ -77,19 +77,14 @@ def stem_of(path: Path, keep: int = 0) -> str:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file; of a compressed one, what is in it."""
+    check_file(path)
     ending = path.suffix.lower()
     try:
         if ending == ".gz":
-            return gzip.decompress(path.read_bytes())
+            return unpack_gzip(path.read_bytes(), path.name)
         if ending == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                names = [info.filename for info in archive.infolist() if not info.is_dir()]
-                if len(names) == 1:
-                    return archive.read(names[0])
-            raise DataError(
-                f"{path.name}: a .zip file must hold one file. It holds {len(names)}. Unpack it."
-            )
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError):
+            return unpack_zip(path)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, ValueError):
         raise DataError(
             f"{path.name}: a {ending} file must hold compressed data. Its content is something "
             f"else, or damaged. Give it the ending of what it is, or write it again."

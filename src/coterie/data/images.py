@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.core.errors import DataError
+from coterie.data.limits import PIXELS, check_pixels, refuse_links_out
 from coterie.data.tables import Cells, RawTable
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -22,6 +23,7 @@ def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
             f"{folder.name}: images need pillow. Install it: pip install 'coterie[images]'."
         ) from None
     arrays, classes, paths = [], [], []
+    refuse_links_out(folder, folder.iterdir())
     for kind in sorted(folder.iterdir()):
         if kind.name.startswith("."):
             continue
@@ -30,6 +32,7 @@ def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
                 f"{folder.name}/{kind.name}: images must lie in client/class/image folders. This "
                 f"file has no class folder. Move or remove it."
             )
+        refuse_links_out(folder, kind.iterdir())
         for path in sorted(kind.iterdir()):
             if path.name.startswith("."):
                 continue
@@ -64,6 +67,7 @@ def _read(path: Path, size: tuple[int, int] | None) -> np.ndarray:
 
     try:
         with Image.open(path) as file:
+            check_pixels(file.size, _short(path))
             image: Image.Image = file
             if image.mode.startswith("I;16"):  # sixteen bits: the upper eight
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -72,7 +76,12 @@ def _read(path: Path, size: tuple[int, int] | None) -> np.ndarray:
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             array = np.asarray(image)
-    except (UnidentifiedImageError, OSError, ValueError):
+    except Image.DecompressionBombError:
+        raise DataError(
+            f"{_short(path)}: an image must have at most {PIXELS:,} pixels. It declares more than "
+            f"twice as many. Scale it down or remove it."
+        ) from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
         raise DataError(
             f"{_short(path)}: a {path.suffix} file must hold an image. Its content is something "
             f"else, or damaged. Replace or remove it."

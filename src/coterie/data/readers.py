@@ -17,6 +17,7 @@ from coterie.data.assemble import Reading, assemble
 from coterie.data.federated import FederatedData
 from coterie.data.formats import ENDINGS, Format, ending_of, stem_of
 from coterie.data.images import read_client
+from coterie.data.limits import refuse_links_out
 from coterie.data.tables import RawTable, from_arrays, read, read_file
 from coterie.data.waiting import show_progress
 
@@ -60,7 +61,9 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     names, first, owner = np.unique(
         np.array(cells.words, dtype=str), return_index=True, return_inverse=True
     )
-    rest = whole._replace(cells={k: v for k, v in whole.cells.items() if k != client})
+    said = f"Names in column '{client}' that differ in spaces around them are one client."
+    notes = (*whole.notes, said) if cells.trimmed else whole.notes
+    rest = whole._replace(cells={k: v for k, v in whole.cells.items() if k != client}, notes=notes)
     # One sort instead of a search per client; a stable one keeps the order of rows.
     order = np.argsort(owner, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
@@ -116,6 +119,7 @@ def from_folder(
         raise DataError(
             f"from_folder: {folder} must hold a file or a folder per client. It is empty."
         )
+    refuse_links_out(folder, entries)
     record: dict[str, Any] = {"path": str(folder.resolve()), "label": label}
     folders = [entry for entry in entries if entry.is_dir()]
     if folders and len(folders) < len(entries):

@@ -38,6 +38,7 @@ from coterie.data.formats import (
     split_cells,
     to_plain,
 )
+from coterie.data.limits import check_columns, check_npz, check_parquet, check_workbook
 
 SPLITS = ("train", "validation", "test")
 
@@ -55,6 +56,7 @@ class Cells(NamedTuple):
     kind: str  # "number", "boolean", "date", "text"; "nothing" if every cell is missing
     values: np.ndarray  # [n], or [n, outputs] for numbers to predict
     coded: Coded | None = None  # text: the same, if it is known
+    trimmed: bool = False  # whether texts that differ in spaces around them have become one
 
     @property
     def missing(self) -> np.ndarray:
@@ -258,13 +260,7 @@ def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
     start = lines.index(first) + 1 if lines else 0
     if not named:
         header, start = [f"column_{j}" for j in range(1, len(first) + 1)], 0
-    for name in header:
-        if name and header.count(name) > 1:
-            raise DataError(
-                f"{source}: columns must have different names. '{name}' occurs "
-                f"{header.count(name)} times. Rename one, or say that there is no header: "
-                f"header=False."
-            )
+    check_columns(header, source, ", or say that there is no header: header=False")
     columns: Sequence[Any] | None
     columns = read_regular(text, separator, len(header), start, how.missing)
     if columns is not None:
@@ -370,6 +366,8 @@ def _read_arrow(content: bytes, source: str, ending: str) -> Any:
         ) from None
     file = pyarrow.BufferReader(content)
     try:
+        if ending == ".parquet":
+            check_parquet(content, source)
         return parquet.read_table(file) if ending == ".parquet" else feather.read_table(file)
     except (pyarrow.ArrowException, ValueError, OSError):
         raise DataError(
@@ -386,18 +384,9 @@ def _arrow(table: Any, source: str) -> RawTable:
         index = [name for name in told.get("index_columns", ()) if isinstance(name, str)]
         table = table.drop_columns([name for name in index if name in names])
         names = [str(name) for name in table.column_names]
-    _check_names(names, source)
+    check_columns(names, source)
     columns = {name: to_plain(table.column(j)) for j, name in enumerate(names)}
     return _dict(columns, source)
-
-
-def _check_names(names: Sequence[str], source: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(
-                f"{source}: columns must have different names. '{name}' occurs "
-                f"{names.count(name)} times. Rename one."
-            )
 
 
 def _sheet(content: bytes, source: str, how: Format) -> RawTable:
@@ -410,6 +399,7 @@ def _sheet(content: bytes, source: str, how: Format) -> RawTable:
             f"'coterie[tables]'."
         ) from None
     try:
+        check_workbook(content, source)
         book = CalamineWorkbook.from_filelike(io.BytesIO(content))
         name = book.sheet_names[0]
         lines = book.get_sheet_by_index(0).to_python()
@@ -426,7 +416,7 @@ def _sheet(content: bytes, source: str, how: Format) -> RawTable:
     header = [cell.strip() for cell in top[0]]
     if not named:
         header = [f"column_{j}" for j in range(1, len(header) + 1)]
-    _check_names([name for name in header if name], source)
+    check_columns([name for name in header if name], source)
     body = lines[1:] if named else lines
     columns = {
         column: np.array([*(_cell(line[j], how.missing) for line in body), None], object)[:-1]
@@ -448,9 +438,10 @@ def _cell(value: Any, missing: frozenset[str]) -> Any:
 
 def _npz(content: bytes, source: str) -> RawTable:
     try:
+        check_npz(content, source)
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError):
         raise DataError(
             f"{source}: a .npz file must hold plain arrays. Its content is something else. "
             f"Write it with numpy.savez(file, x=..., y=...)."
@@ -465,7 +456,7 @@ def _is_of(value: Any, package: str) -> bool:
 
 def _frame(frame: Any, source: str) -> RawTable:
     names = [str(name) for name in frame.columns]
-    _check_names(names, source)
+    check_columns(names, source)
     columns = {}
     for name, (_, series) in zip(names, frame.items(), strict=True):
         gone = series.isna().to_numpy(dtype=bool)
@@ -686,7 +677,8 @@ def _parse(
     values = np.array(found, dtype=object)[texts.codes]
     # Two ways to write a value, such as with and without a space, are one word.
     distinct = len(set(found)) == len(found)
-    return Cells(kind, values, Coded(found, texts.codes) if distinct else None)
+    coded = Coded(found, texts.codes) if distinct else None
+    return Cells(kind, values, coded, len(set(present)) < len(present))
 
 
 def as_number(value: str | None, decimal_comma: bool = False) -> float | None:

@@ -170,9 +170,7 @@ def _compare_lines(
     there = folder.lines()
     unknown = [line["round"] for line in there if line["round"] not in lines]
     if unknown and kinds["copied"]:
-        found.notes.append(
-            "This folder is a copy, made by Fitted.save; its rounds are not covered."
-        )
+        found.notes.append("A copy, made by Fitted.save: its rounds are not in the record.")
     elif unknown:
         found.faults.append(f"rounds.jsonl, round {unknown[0]}, is not in the record.")
     for line in there:
