@@ -101,7 +101,7 @@ TAMPERS = {
         "rounds.jsonl, round 4, was removed",
     ),
     "the run file": (
-        lambda f: _replace(f / "run.json", b'"learning_rate": 0.1', b'"learning_rate": 0.2'),
+        lambda f: _replace(f / "run.json", b'"n_groups": 2', b'"n_groups": 3'),
         "run.json is not the one the run began with",
     ),
     "the summary": (
