@@ -72,12 +72,20 @@ class RunningMean:
     radius
         Length to which the difference between a reply and the present model is shortened; None: it
         is not.
+    fewest
+        Rows with fewer clients are unchanged.
     """
 
     def __init__(
-        self, mean: Mean, owner: str, cap: float | None = None, radius: float | None = None
+        self,
+        mean: Mean,
+        owner: str,
+        cap: float | None = None,
+        radius: float | None = None,
+        fewest: int = 1,
     ) -> None:
         self.mean, self.owner, self.cap, self.radius = mean, owner, cap, radius
+        self.fewest = fewest
         self.bank = mean.slots or mean.by is not None
         self.around = leaves(mean.around)
         self.rows = len(self.around[0]) if self.bank and self.around else 1
@@ -91,6 +99,7 @@ class RunningMean:
         ]
         device = self.around[0].device if self.around else None
         self.weights = torch.zeros(self.rows, dtype=torch.float64, device=device)
+        self.members = torch.zeros(self.rows, dtype=torch.int64, device=device)
         self.first = torch.full((self.rows,), torch.iinfo(torch.int64).max, device=device)
         self.broken = 0
 
@@ -118,8 +127,10 @@ class RunningMean:
         group = self._groups(reply, position, finite)
         if mean.slots:
             self.weights += weight.sum(0)
+            self.members += (weight > 0).sum(0)
         else:
             self.weights.index_add_(0, group, weight)
+            self.members.index_add_(0, group, (weight > 0).long())
         if self.radius is not None:
             values = self._shorten(values, group, self.radius)
         earlier, who = self._first(weight, group, position)
@@ -184,13 +195,14 @@ class RunningMean:
             else:
                 total[earlier] = more[earlier]
         self.weights += other.weights
+        self.members += other.members
         self.first = torch.minimum(self.first, first)
         self.broken += other.broken
 
     def result(self) -> Tree:
         """The means; rows without weight are unchanged."""
         warn_broken(self.mean, self.owner, self.broken)
-        trained = self.weights > 0
+        trained = (self.weights > 0) & (self.members >= self.fewest)
         out = []
         for old, total in zip(self.around, self.sums, strict=True):
             kept = old if self.bank else old.unsqueeze(0)
@@ -218,6 +230,8 @@ class HeldMean:
         As in `robust.combine`.
     cap
         The largest weight of a client; None: twice the median of its group.
+    fewest
+        Rows with fewer clients are unchanged.
     """
 
     def __init__(
@@ -228,8 +242,9 @@ class HeldMean:
         liars: float,
         cap: float | None = None,
         radius: float | None = None,
+        fewest: int = 1,
     ) -> None:
-        self.mean, self.owner, self.rule = mean, owner, rule
+        self.mean, self.owner, self.rule, self.fewest = mean, owner, rule, fewest
         self.liars, self.cap, self.radius = liars, cap, radius
         self.bank = mean.slots or mean.by is not None
         self.around = leaves(mean.around)
@@ -282,7 +297,7 @@ class HeldMean:
     ) -> None:
         own = weight[:, row] if self.mean.slots else weight
         who = ((own > 0) & ((group == row) | self.mean.slots)).nonzero()[:, 0]
-        if not len(who):
+        if len(who) < max(self.fewest, 1):
             return
         given = limit_weights(own[who], self.cap)
         mine = [leaf[who, row] if self.mean.slots else leaf[who] for leaf in values]

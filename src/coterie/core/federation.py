@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.core.aggregate import Averaging, Mean, as_means
+from coterie.core.aggregate import Averaging, Mean, RunningMean, as_means
 from coterie.core.client import TaskInfo
 from coterie.core.errors import FederationError
 from coterie.core.memory import Memory
 from coterie.core.policy import Policy
+from coterie.core.privacy import Budget, answers_count
 from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.replies import Fault, Inspector, Record
@@ -83,6 +84,22 @@ class Gathered:
     means: list[Averaging]
     sizes: dict[str, int]  # bytes of each part of one client's reply
     faults: list[Fault] = field(default_factory=list)  # replies that were left out
+
+
+def _blur(
+    budget: Budget, call: Call, reply: dict[str, Any], means: Sequence[Averaging]
+) -> dict[str, Any]:
+    """Replies and means with the noise of differential privacy, paid for."""
+    samples = call.info.samples
+    first = budget.releases
+    budget.pay(call.name, answers_count(reply, samples) + len(means))
+    reply = budget.blur_answers(reply, samples, call.name, first)
+    for number, total in enumerate(means, first + 1):
+        assert isinstance(total, RunningMean)  # see Privacy.limit
+        members = torch.where(total.members >= total.fewest, total.members, 0)
+        mean = total.result()
+        reply[total.mean.leaf] = budget.blur_mean(mean, members, total.bank, number)
+    return reply
 
 
 class Traffic:
@@ -184,6 +201,7 @@ class Federation(ABC):
         self.wire_bytes: dict[str, int] = {}  # bytes over a network; empty in a simulation
         self.policy = Policy()  # how means are taken, and when a client is asked no more
         self.record = Record()  # faulty replies
+        self.budget: Budget | None = None  # differential privacy; None: no noise
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
         self._name_keys = fold(seed_key(0), codes(self.names))  # [clients]
@@ -254,6 +272,9 @@ class Federation(ABC):
             to, given, means = _keep(trusted, to, given, means)
         call = self.call(task, given, to)
         at_least = self.fewest(at_least, len(to))
+        budget = None if call.phase == "evaluation" else self.budget
+        if budget is not None:
+            means = budget.admit(call.name, means)
         self.traffic.count_sent(call)
         got = self.gather(call, means)
         for place, why in got.faults:
@@ -266,6 +287,8 @@ class Federation(ABC):
                 f"{self.round + 1}. {len(answered)} did{self.why_missing()}."
             )
         reply = tree_map(lambda leaf: leaf[order], got.rest)
+        if budget is not None and len(answered):
+            return to[answered[order]], _blur(budget, call, reply, got.means)
         for total in got.means:
             reply[total.mean.leaf] = total.result()
         return to[answered[order]], reply

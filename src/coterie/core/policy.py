@@ -37,6 +37,9 @@ class Policy:
         twice the median of the group in any other.
     strikes
         After this number of faulty replies a client is asked no more.
+    min_group
+        A mean of fewer clients is not passed on: the group keeps its model. The result has no
+        model and no figures of such groups.
     """
 
     mean: Rule = "plain"
@@ -44,6 +47,7 @@ class Policy:
     radius: Annotated[float, Gt(0)] | None = None
     cap: Annotated[float, Gt(0)] | None = None
     strikes: Annotated[int, Ge(1)] = 3
+    min_group: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,10 +55,11 @@ class Policy:
     def average(self, mean: Mean, owner: str) -> Averaging:
         """Begin to take a mean; `owner` names the task in messages."""
         if self.mean == "plain":
-            return RunningMean(mean, owner, self.cap)
+            return RunningMean(mean, owner, self.cap, None, self.min_group)
         if self.mean == "clipped" and self.radius is not None:
-            return RunningMean(mean, owner, self.cap, self.radius)
-        return HeldMean(mean, owner, self.mean, self.liars, self.cap, self.radius)
+            return RunningMean(mean, owner, self.cap, self.radius, self.min_group)
+        held = self.mean, self.liars, self.cap, self.radius, self.min_group
+        return HeldMean(mean, owner, *held)
 
 
 def as_policy(given: "Policy | dict[str, Any] | None") -> Policy:

@@ -32,6 +32,7 @@ from coterie.core.config import check_fields, construct, find_imports, load
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.model import Model
 from coterie.core.policy import Policy, as_policy
+from coterie.core.privacy import Privacy
 from coterie.core.training import LocalSGD
 from coterie.core.tree import named_leaves, tree_map
 from coterie.data.federated import FederatedData
@@ -118,6 +119,9 @@ class Settings:
         how many samples a client counts with at most ("cap"), after how many faulty replies it is
         asked no more ("strikes"). Options that are not given are those of the method: "plain" means
         for the methods of papers.
+    privacy
+        Client-level differential privacy, as options of `Privacy`: "epsilon", "delta", "noise",
+        "clip", "answers". The run ends when the budget is used up. None: no noise.
     """
 
     rounds: Annotated[int, Ge(0)] = 20
@@ -146,10 +150,12 @@ class Settings:
     delay: Annotated[float, Ge(0)] = 0.0
     deadline: Annotated[float, Gt(0)] | None = None
     policy: dict[str, Any] | None = None
+    privacy: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         as_policy(self.policy)
+        self.as_privacy()
         if self.engine != "ray" and (self.shards or self.address):
             raise ConfigError(
                 f'Settings: shards and address belong to engine="ray". Got engine="{self.engine}".'
@@ -160,9 +166,16 @@ class Settings:
                 "or more."
             )
 
+    def as_privacy(self) -> Privacy | None:
+        """The privacy that was asked for."""
+        return None if self.privacy is None else construct(Privacy, dict(self.privacy))
+
 
 def policy_of(algorithm: Algorithm, settings: Settings) -> Policy:
     """The policy of a run: its own options, and for the others those of the method."""
+    privacy = settings.as_privacy()
+    if privacy is not None:
+        return privacy.limit(as_policy(settings.policy))
     return as_policy({**algorithm.policy, **(settings.policy or {})})
 
 

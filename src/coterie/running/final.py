@@ -213,7 +213,10 @@ def _final_files(result: Result) -> dict[str, bytes]:
         files["memory.safetensors"] = wire.dump(memory)
     given = result.algorithm.deploy(result.state, result.fed.everyone())
     if isinstance(given, BankRows):
+        members = torch.bincount(given.index)
         for number, group in enumerate(given.index.unique().tolist()):
+            if int(members[group]) < result.fed.policy.min_group:
+                continue
             files[f"model-{number}.safetensors"] = _plain_weights(row(given.bank, group))
     elif given and not isinstance(given, Each):  # a model of each client's own is in the state
         files["model.safetensors"] = _plain_weights(given)
@@ -302,6 +305,9 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             one["loss_profile"] = profiles[group][shown].tolist()
             if not bool(apart.isnan().all()):
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
+        if int(member.sum()) < fed.policy.min_group:
+            known = ("group", "model", "clients", "margin", "odd")
+            one = {name: one[name] for name in known if name in one} | {"loss": None}
         cards.append(one)
     return cards
 
@@ -394,7 +400,7 @@ def list_clients(result: Result) -> list[dict[str, Any]]:
             "group": int(torch.searchsorted(used, evidence.group[i])) if has_place[i] else -1,
             "margin": float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
-            column: float(score[i]),
+            column: float(score[i]) if result.fed.policy.min_group == 1 else float("nan"),
             **shares(i),
         }
         for i, client in enumerate(scores.ids.tolist())

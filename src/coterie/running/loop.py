@@ -29,6 +29,7 @@ from coterie.running.files import read
 from coterie.running.final import Result, assignment_of, finish, held_split, mean, some
 from coterie.running.folder import RECORD, RunFolder, write
 from coterie.running.held_out import HeldOut, rank_units
+from coterie.running.privacy import count_releases, start_budget
 from coterie.running.progress import Progress, choose_progress
 from coterie.running.record import digest, moves
 from coterie.running.start import initial_groups
@@ -159,6 +160,7 @@ def _attempt(
     plan = {} if folder is None else folder.description().get("plan", {})
     saved_policy = plan.get("policy")  # a later version may have another default
     fed.policy = as_policy(saved_policy) if saved_policy else policy_of(algorithm, settings)
+    fed.budget = start_budget(settings, folder)
     _freeze(folder, fed)
     lines: list[dict[str, Any]] = []
     late: dict[str, Any] = {}
@@ -178,11 +180,14 @@ def _attempt(
         fed.record.restore(folder.lines())
         folder.record("resumed", round=done)
         known = assignment_of(state)
+        if fed.budget is not None:
+            fed.budget.releases = count_releases(folder.lines(), plan)
     else:
         done = 0
         fed.begin(-1)
         state = algorithm.init(fed)
         fed.commit()
+        _freeze(folder, fed)
         known = _note(folder, state, None)
         _save(folder, 0, state, fed, held, best)
     turn = restart % settings.restarts + 1
@@ -191,6 +196,9 @@ def _attempt(
     saved_rounds = done
     try:
         while done < settings.rounds and not algorithm.done(state):
+            if fed.budget is not None and fed.budget.used_up:
+                progress.say(f"The privacy budget is used up after {done - 1} rounds.")
+                break
             if keeps and held is not None and _stale(held, done, settings):
                 break
             began = time.perf_counter()
@@ -308,6 +316,10 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
         return
     description = folder.description()
     plan = {**fed.plan, "policy": asdict(fed.policy)}
+    if fed.budget is not None and "releases" not in description.get("plan", {}) and fed.round < 0:
+        plan["releases"] = fed.budget.releases  # before the first round
+    elif "releases" in description.get("plan", {}):
+        plan["releases"] = description["plan"]["releases"]
     if description.get("plan") != plan:
         folder.describe({**description, "plan": plan})
         folder.record("plan", plan=plan)
@@ -363,6 +375,8 @@ def _round(
     line |= {name: value for name, value in info.items() if _shown(value)}
     if faults := fed.record.take():
         line["faults"] = faults
+    if fed.budget is not None:
+        line |= {"epsilon": round(fed.budget.epsilon, 6), "releases": fed.budget.releases}
     line["bytes"] = fed.traffic.total()
     if fed.wire_bytes:
         line["wire"] = sum(fed.wire_bytes.values())  # of this server process, with evaluations
@@ -453,5 +467,8 @@ def _note(
         return now
     for fault in line.get("faults", ()):
         folder.record("fault", round=line["round"], **fault)
+    if "epsilon" in line:
+        spent = {"epsilon": line["epsilon"], "releases": line["releases"]}
+        folder.record("budget", round=line["round"], **spent)
     folder.record("round", round=line["round"], line=digest(line), moved=moves(known, now))
     return now

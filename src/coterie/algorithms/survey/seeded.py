@@ -163,6 +163,8 @@ def ask(
     lens: Lens | Literal["inputs"] = "auto",
 ) -> tuple[Ids, Answers]:
     """Which clients answered with numbers, and their answers; none if no client did."""
+    if lens == "auto" and not fed.simulated:
+        lens = "joint"  # real clients keep their label counts, unless a user asks for them
     stackable = False if method.model.mixes_samples else None
     task = Question(probe_seeded, method, {"lens": lens}, stackable=stackable)
     ids, reply = fed.map(task, seed, torch.tensor(networks), to=ids, at_least=0)

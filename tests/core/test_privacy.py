@@ -1,0 +1,141 @@
+"""Differential privacy: the noise, the account, what is refused, and groups that are too small."""
+
+import itertools
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting import rdp
+
+from coterie.checks import tiny
+from coterie.core.aggregate import Mean
+from coterie.core.algorithm import find
+from coterie.core.errors import ConfigError, FederationError
+from coterie.core.policy import Policy
+from coterie.core.privacy import Budget, Privacy, spent
+from coterie.engines.simulation import Simulation
+from coterie.running.build import Settings
+from coterie.running.loop import resume, run
+
+SECRET = b"0" * 32
+
+
+def test_noise_is_normal_and_within_one_percent_of_its_nominal_size():
+    drawn = Budget(Privacy(8), SECRET).draw((100_000,), 3)
+    assert abs(float(drawn.std()) - 1) < 0.01
+    assert abs(float(drawn.mean())) < 0.01
+    assert abs(float((drawn.abs() < 1.959964).double().mean()) - 0.95) < 0.003
+
+
+def test_noise_depends_on_the_secret_and_the_release():
+    one, other = Budget(Privacy(8), SECRET), Budget(Privacy(8), b"1" * 32)
+    assert torch.equal(one.draw((5,), 1), Budget(Privacy(8), SECRET).draw((5,), 1))
+    assert not torch.equal(one.draw((5,), 1), one.draw((5,), 2))
+    assert not torch.equal(one.draw((5,), 1), other.draw((5,), 1))
+
+
+SETTINGS = list(itertools.product((0.5, 1, 2, 5, 20), (1, 3, 10, 40, 200), (1e-5, 1e-7)))
+
+
+@pytest.mark.parametrize(("noise", "releases", "delta"), SETTINGS)
+def test_the_account_is_that_of_dp_accounting(noise, releases, delta):
+    accountant = rdp.RdpAccountant()
+    for _ in range(releases):  # one by one, as a run spends it
+        accountant.compose(dp_accounting.GaussianDpEvent(noise))
+    assert spent(noise, releases, delta) == pytest.approx(accountant.get_epsilon(delta))
+
+
+def federation(privacy: Privacy | None, **policy):
+    problem = tiny()
+    fed = Simulation(problem.data)
+    fed.policy = Policy(**policy)
+    if privacy is not None:
+        fed.policy = privacy.limit(fed.policy)
+        fed.budget = Budget(privacy, SECRET)
+    fed.begin(0)
+    return problem, fed
+
+
+def test_a_mean_has_the_noise_of_its_number_of_members():
+    privacy = Privacy(1000, noise=50.0, clip=1e-9)  # hardly any change but the noise
+    problem, fed = federation(privacy)
+    algorithm = find("fedavg").example(problem)
+    params = algorithm.model.init(torch.tensor(0))
+    sizes = []
+    for _ in range(30):
+        reply = fed.map(
+            algorithm.update, params, to=fed.everyone(), reduce=Mean("params", params, weight="n")
+        )[1]
+        sizes.append(torch.cat([(reply["params"][k] - params[k]).flatten() for k in params]))
+    nominal = privacy.noise * privacy.clip / len(problem.data)
+    assert float(torch.cat(sizes).std()) == pytest.approx(nominal, rel=0.05)
+    # One mean each; counts are made alike and cost nothing.
+    assert fed.budget.releases == 30
+
+
+def test_answers_are_clipped_and_blurred():
+    budget = Budget(Privacy(1000, noise=1e-6, answers=2.0), SECRET)
+    reply = {"losses": torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "n": torch.tensor([10, 20])}
+    out = budget.blur_answers(reply, (), "M.task", 0)
+    torch.testing.assert_close(
+        out["losses"], torch.tensor([[1.2, 1.6], [0.3, 0.4]]), atol=1e-4, rtol=0
+    )
+    assert out["n"].tolist() == [1, 1]
+
+
+def test_choices_of_clients_are_refused():
+    problem, fed = federation(Privacy(8))
+    algorithm = find("ifca").example(problem)
+    fed.begin(-1)
+    state = algorithm.init(fed)
+    fed.begin(0)
+    with pytest.raises(ConfigError, match="must not choose how they are averaged"):
+        algorithm.step(fed, state)
+
+
+def test_other_rules_for_means_are_refused():
+    with pytest.raises(ConfigError, match='Got policy mean="median"'):
+        Privacy(8).limit(Policy(mean="median"))
+
+
+def test_what_would_exceed_the_budget_is_not_released():
+    budget = Budget(Privacy(epsilon=spent(1.0, 2, 1e-5), noise=1.0), SECRET)
+    budget.pay("M.task", 2)
+    with pytest.raises(FederationError, match="budget is used up"):
+        budget.pay("M.task", 1)
+    assert budget.used_up
+    assert budget.releases == 2
+
+
+def test_a_private_run_stops_when_its_budget_is_used_up_and_resumes_exactly(tmp_path):
+    problem = tiny()
+    algorithm = find("fedavg").example(problem)
+    budget = {"epsilon": spent(2.0, 3, 1e-5) + 1e-6, "noise": 2.0, "clip": 0.5}
+    settings = Settings(10, privacy=budget)
+    whole = run(algorithm, problem.data, settings, tmp_path / "whole")
+    spends = [line["epsilon"] for line in whole.rounds]
+    assert spends == sorted(spends)
+    assert spends[2] == pytest.approx(budget["epsilon"], abs=1e-5)
+    assert "budget is used up" in whole.rounds[-1]["abandoned"]
+    assert len(whole.rounds) == 4
+    key = tmp_path / "whole" / "noise.key"
+    assert key.stat().st_mode & 0o077 == 0
+    # Stopped after one round, with the secret that the other run drew.
+    run(algorithm, problem.data, Settings(0, privacy=budget), tmp_path / "part")
+    (tmp_path / "part" / "noise.key").write_bytes(key.read_bytes())
+    again = resume(algorithm, problem.data, settings, tmp_path / "part")
+    assert again.files == whole.files
+    assert again.rounds == whole.rounds
+
+
+def test_groups_that_are_too_small_keep_their_model_and_have_no_figures(tmp_path):
+    problem = tiny()
+    algorithm = find("fedavg").example(problem)
+    result = run(algorithm, problem.data, Settings(1, policy={"min_group": 7}))
+    first = run(algorithm, problem.data, Settings(0))
+    for name, leaf in first.state.params.items():
+        assert torch.equal(leaf, result.state.params[name])
+    assert all(line["accuracy"] is None for line in result.clients)
+    ifca = run(find("ifca").example(problem), problem.data, Settings(2, policy={"min_group": 7}))
+    cards = [name for name in ifca.files if name.startswith("model-")]
+    assert cards == []
