@@ -6,7 +6,7 @@ saved and loaded elsewhere are therefore the same.
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from html import escape
@@ -25,15 +25,18 @@ from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.federation import BankRows, Each
 from coterie.core.model import Model
 from coterie.core.random import seed_key
-from coterie.core.tree import Ids, Tree, row, take
+from coterie.core.tree import Ids, Tree, leaves, row, take, tree_map
 from coterie.data import DataCard, FederatedData, from_arrays
+from coterie.data.again import prepare_again
 from coterie.data.images import read_client
+from coterie.data.readers import as_table
 from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
+from coterie.report.recheck import Recheck
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.why import Why
-from coterie.report.words import NAMES, describe_result
+from coterie.report.words import NAMES, describe_result, join_words
 from coterie.running.build import Run, build, build_algorithm, check
 from coterie.running.files import blame, parse_json
 from coterie.running.final import Result, write_clients
@@ -41,6 +44,13 @@ from coterie.running.folder import RunFolder, no_nan, read_rows, to_json
 from coterie.running.loop import begin
 from coterie.running.loop import resume as resume_loop
 from coterie.running.progress import Line, Progress, Silent, choose_progress, expect
+from coterie.running.reference import (
+    LEVEL,
+    Reference,
+    describe_changes,
+    keep_reference,
+    look_again,
+)
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
 from coterie.running.verdict import (
     ARMS,
@@ -68,8 +78,19 @@ class Spot(NamedTuple):
     margin: float  # 0: halfway between two groups, 1: clear
     fits: bool  # False: it resembles no group
     score: float  # distance from the group; up to 1 is usual for members, nan: not known
+    candidates: tuple[int, ...] = ()  # without labels: all groups that its inputs fit
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether its inputs fit several groups, so that only labels can tell the group."""
+        return len(self.candidates) > 1
 
     def __str__(self) -> str:
+        if self.needs_labels:
+            return (
+                f"labels are needed: its inputs fit groups {join_words(list(self.candidates))}, "
+                "which differ in what a label means"
+            )
         if not self.fits:
             far = f": {self.score:.1f} times as far from the nearest group as members may be"
             return "fits no group" + (far if self.score > 1 else "")
@@ -187,8 +208,12 @@ class Fitted:
         x
             The client's inputs as an array, or its rows as a table, a file or a folder of images.
         y
-            The labels. None: they are in a column of the table, under the name used in training.
+            The labels. None: they are in a column of the table, under the name used in training. If
+            there are none, inputs decide: where they fit several groups, the answer is that labels
+            are needed.
         """
+        if y is None and not self._has_labels(x):
+            return self._place_inputs(x)
         names = (*self.names, "newcomer")
         fed = Simulation(_Newcomer(names, self._as_client(x, y)), stack=False)
         fed.begin(max(len(self.rounds) - 1, 0))
@@ -200,6 +225,39 @@ class Fitted:
         group = numbers.get(int(evidence.group[0]), -1)
         fits = bool(evidence.fits[0]) and group >= 0
         return Spot(group, float(evidence.margin[0]), fits, float(evidence.score[0]))
+
+    def recheck(
+        self, data: Any, *, client: str | None = None, unit: str | Sequence[str] | None = None
+    ) -> Recheck:
+        """Compare new rows with the groups: who stays, who moved, who fits nowhere any more.
+
+        Clients are known by their names; those with other names are placed as newcomers.
+
+        Parameters
+        ----------
+        data
+            A folder with a file (or a folder of images) per client; one table, with `client`; a
+            dict with the rows, or with (x, y), of each client; or data made by `from_folder`,
+            `from_table`, `from_arrays`, ... If there are no labels, inputs alone are compared.
+        client
+            Column with the name of the client, if the data are one table.
+        unit
+            Column or columns whose rows belong together, such as the patient.
+        """
+        new, labelled = prepare_again(data, self.card, client, unit)
+        labelled = labelled or self.card.task == "reconstruction"
+        reference = self._reference()
+        ids, found = look_again(reference, self.algorithm, new, labelled)
+        names = [new.names[i] for i in ids.tolist()]
+        known = {line["client"]: line for line in self.rows}
+        before = {name: "apart" if name in self.odd else known[name]["group"] for name in known}
+        lines = describe_changes(found, reference.number.tolist(), names, before, labelled)
+        for i, line in zip(ids.tolist(), lines, strict=True):
+            line["rows"] = int(new.sizes("train")[i])
+            if labelled and line["client"] in known:
+                line |= self._score(new, i, known[line["client"]])
+        silent = [name for name in (*self.names, *new.names) if name not in names]
+        return Recheck(lines, labelled, LEVEL, list(dict.fromkeys(silent)))
 
     def predict(
         self, x: Any, client: str | None = None, group: int | None = None, raw: bool = False
@@ -264,17 +322,71 @@ class Fitted:
 
     # inside
 
-    def _as_client(self, x: Any, y: Any) -> FederatedData:
-        """New data as a federation of one; labels stand in a table's own column if not given."""
+    def _reference(self) -> Reference:
+        if "reference.safetensors" not in self.files:
+            raise ConfigError(
+                "This run has kept nothing of its groups to compare new rows with: it was trained "
+                "without a network, on real clients, or by an earlier version. Train again with "
+                "coterie.fit or coterie run and a method that trains networks, such as census."
+            )
+        return Reference.read(self.files["reference.safetensors"])
+
+    def _has_labels(self, x: Any) -> bool:
+        """Whether new data of one client have labels, or need none."""
+        if self.card.task == "reconstruction" or not self.algorithm.supervised:
+            return True
+        if isinstance(self.card.sample_shape, dict):
+            return False
+        rows = self._rows(x)
+        if isinstance(rows, np.ndarray | Tensor | list):
+            return False
+        return (self.encoder.label or "y") in as_table(rows, "x", self.encoder.files).cells
+
+    def _place_inputs(self, x: Any) -> Spot:
+        """The group of a client without labels, if its inputs tell it."""
+        reference = self._reference()
+        n = len(leaves(self._inputs(x))[0])
+        whole = self.card.task == "classification"
+        nothing = torch.zeros(n, dtype=torch.int64 if whole else torch.get_default_dtype())
+        new = self._as_client(x, np.asarray(nothing), coded=True)
+        ids, found = look_again(reference, self.algorithm, new, labelled=False)
+        if not len(ids):
+            raise DataError("place: the losses of the new rows are not numbers. Look for nan.")
+        numbers = reference.number.tolist()
+        fitting = tuple(numbers[g] for g in found.candidates[0])
+        group = numbers[int(found.group[0])] if len(fitting) == 1 else -1
+        figures = float(found.margin[0]), bool(fitting), float(found.score[0])
+        return Spot(group, *figures, fitting)
+
+    def _score(self, new: FederatedData, i: int, known: dict[str, Any]) -> dict[str, float]:
+        """Accuracy or error of a client's model on its new rows, and in the run."""
+        name = "accuracy" if self.card.task == "classification" else "error"
+        if known.get(name) is None:
+            return {}
+        batch = new.gather("train", torch.tensor([i]))
+        with torch.no_grad():
+            personal = self._personal(known["client"], None)
+            output = self.algorithm.predict(personal, tree_map(lambda leaf: leaf[0], batch.x))
+        if name == "accuracy":
+            value = float((output.argmax(1) == batch.y[0]).double().mean())
+        else:
+            error = (output.reshape(batch.y[0].shape) - batch.y[0]).double().square().mean().sqrt()
+            scale = self.encoder.target_scale
+            value = float(error) * (scale[0] if len(scale) == 1 else 1.0)
+        return {name: value, f"{name} before": known[name]}
+
+    def _as_client(self, x: Any, y: Any, coded: bool = False) -> FederatedData:
+        """New data as a federation of one; labels stand in a table's own column if not given.
+
+        `coded`: labels are as the models know them.
+        """
         task = self.card.task
         options: dict[str, Any] = {"test_fraction": 0.0, "names": ["newcomer"]}
         x = self._rows(x)
         inputs = self._inputs(x)
         if task == "reconstruction" or not self.algorithm.supervised:
             return from_arrays([inputs], None, **options)
-        if y is None and isinstance(x, np.ndarray | Tensor | list):
-            raise DataError("place: labels are needed to find the group. Got x only. Pass y too.")
-        labels = self.encoder.labels(x if y is None else y)
+        labels = y if coded else self.encoder.labels(x if y is None else y)
         options |= {"task": task, "n_outputs": self.card.n_outputs}
         return from_arrays([inputs], [labels], **options)
 
@@ -524,7 +636,7 @@ def compare(
     ]
     if any(rising):
         result.summary["warnings"] = [one._asdict() for one in rising if one is not None]
-    result.files |= write_clients(rows)
+    result.files |= write_clients(rows) | _keep_groups(result)
     if result.folder is not None:
         RunFolder(result.folder).finish(result.files, result.summary)
     return Fitted(result.algorithm, result.files, result.description, result.summary, result.rounds)
@@ -545,6 +657,20 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
             "predictions or less."
         )
     return Why.of(files["why.json"], files.get("why_images.safetensors"))
+
+
+def _keep_groups(result: Result) -> dict[str, bytes]:
+    """The file by which new rows are compared with the groups; none without networks."""
+    cards = json.loads(result.files["groups.json"])["groups"]
+    of_client = {
+        name: card["group"] for card in cards if "odd" not in card for name in card["clients"]
+    }
+    ids = [i for i, name in enumerate(result.fed.names) if name in of_client]
+    if not isinstance(result.data, FederatedData) or "components" in result.summary:
+        return {}
+    group = torch.tensor([of_client[result.fed.names[i]] for i in ids], dtype=torch.int64)
+    kept = keep_reference(result.algorithm, result.data, torch.tensor(ids), group)
+    return {} if kept is None else {"reference.safetensors": kept.write()}
 
 
 def verdict_of(

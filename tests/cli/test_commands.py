@@ -21,6 +21,7 @@ COMMANDS = [
     "why",
     "compare",
     "place",
+    "recheck",
     "predict",
     "list",
     "explain",
@@ -252,6 +253,40 @@ def test_place_tells_the_group(call, kept):
     assert out.startswith("site-1: group ")
     code, out, _ = call("place", kept / "run", "--data", path, "--json")
     assert set(json.loads(out)) == {"group", "margin", "fits", "score"}
+
+
+def test_place_without_labels_says_that_they_are_needed(call, kept, tmp_path):
+    lines = (kept / "sites" / "site-1.csv").read_text().splitlines()
+    blind = tmp_path / "blind.csv"
+    blind.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    code, out, _ = call("place", kept / "run", "--data", blind)
+    assert code == 0
+    assert out.startswith("blind: labels are needed: its inputs fit groups 0 and 1")
+    code, out, _ = call("place", kept / "run", "--data", blind, "--json")
+    assert json.loads(out)["needs_labels"] is True
+    assert json.loads(out)["candidates"] == [0, 1]
+
+
+def test_recheck_names_who_moved(call, tmp_path):
+    for part, seed in (("old", 0), ("new", 50)):
+        (tmp_path / part).mkdir()
+        for i in range(12):
+            group = 1 - i % 2 if (part, i) == ("new", 3) else i % 2
+            text = "\n".join(["age,dose,ill", *rows(seed + i, group, 60)]) + "\n"
+            (tmp_path / part / f"site-{i}.csv").write_text(text)
+    from coterie import fit, from_folder
+
+    data = from_folder(tmp_path / "old", label="ill")
+    fit(data, "survey", rounds=1, out=tmp_path / "run", compare=False)
+    code, out, _ = call("recheck", tmp_path / "run", "--data", tmp_path / "new")
+    assert code == 0
+    assert "11 of 12 clients still fit the group they were in. site-3 was in group" in out
+    code, out, _ = call("recheck", tmp_path / "run", "--data", tmp_path / "new", "--json")
+    found = {line["client"]: line["change"] for line in json.loads(out)["clients"]}
+    assert found == {f"site-{i}": "moved" if i == 3 else "stays" for i in range(12)}
+    code, _, err = call("recheck", tmp_path / "run", "--data", tmp_path / "none")
+    assert code == 2
+    assert "does not exist" in err
 
 
 def test_predict_prints_or_writes_a_line_per_row(call, kept, tmp_path):

@@ -14,6 +14,7 @@ from coterie.cli import (
     list_,
     place,
     predict,
+    recheck,
     report,
     resume,
     run,
@@ -39,6 +40,7 @@ app.command()(why.why)
 app.command()(compare.compare)
 app.command()(audit.audit)
 app.command()(place.place)
+app.command()(recheck.recheck)
 app.command()(predict.predict)
 app.command("list")(list_.list_)
 app.command()(explain.explain)

@@ -6,7 +6,7 @@ All of these functions take the options of `Reading`. Notes on what was inferred
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,24 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     (('a', 'b'), tensor([[0.]]))
     """
     chosen = construct(Reading, options)
-    whole = read(table, how=chosen.format)
+    tables, names = split_table(table, client, chosen.format)
+    record = None
+    if isinstance(table, str | Path):
+        record = {"table": str(Path(table).resolve()), "client": client, "label": label}
+    return assemble(
+        "from_table",
+        tables,
+        names,
+        label,
+        chosen,
+        name="table",
+        record=record,
+    )
+
+
+def split_table(table: Any, client: str, how: Format) -> tuple[list[RawTable], list[str]]:
+    """The rows of each client in one table, without the column of names; and the names."""
+    whole = read(table, how=how)
     if client not in whole.cells:
         raise DataError(
             f"from_table: {whole.source} must have the client column. "
@@ -68,18 +85,7 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     order = np.argsort(owner, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     seen = np.argsort(first)
-    record = None
-    if isinstance(table, str | Path):
-        record = {"table": str(Path(table).resolve()), "client": client, "label": label}
-    return assemble(
-        "from_table",
-        [rest.take(parts[i]) for i in seen],
-        [str(names[i]) for i in seen],
-        label,
-        chosen,
-        name="table",
-        record=record,
-    )
+    return [rest.take(parts[i]) for i in seen], [str(names[i]) for i in seen]
 
 
 def from_folder(
@@ -109,6 +115,47 @@ def from_folder(
         na_values.
     """
     chosen = construct(Reading, options)
+    record: dict[str, Any] = {"path": str(Path(path).resolve()), "label": label}
+    if isinstance(size, int):
+        size = (size, size)
+    found = read_folder(path, size, chosen.format, chosen.names)
+    if found.images and size is not None:
+        record["size"] = list(size)
+    if found.images or (label is None and found.typed and found.labelled):
+        label = "class" if found.images else "y"
+    return assemble(
+        "from_folder",
+        found.tables,
+        found.names,
+        label,
+        chosen,
+        typed=found.typed,
+        name="folder",
+        record=record,
+    )
+
+
+class Folder(NamedTuple):
+    """The contents of a folder with a file, or a folder of images, per client."""
+
+    tables: list[RawTable]
+    names: list[str]
+    images: bool
+    typed: bool  # arrays, whose integers are labels
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all arrays have targets."""
+        return all("y" in table.cells for table in self.tables)
+
+
+def read_folder(
+    path: str | Path,
+    size: tuple[int, int] | None,
+    how: Format,
+    wanted: Sequence[str] | None = None,
+) -> Folder:
+    """Read a folder; files of clients that are not wanted are not opened."""
     folder = Path(path)
     if not folder.is_dir():
         what = "It is a file; use from_table." if folder.exists() else "It does not exist."
@@ -120,7 +167,6 @@ def from_folder(
             f"from_folder: {folder} must hold a file or a folder per client. It is empty."
         )
     refuse_links_out(folder, entries)
-    record: dict[str, Any] = {"path": str(folder.resolve()), "label": label}
     folders = [entry for entry in entries if entry.is_dir()]
     if folders and len(folders) < len(entries):
         file = next(entry for entry in entries if not entry.is_dir())
@@ -129,37 +175,21 @@ def from_folder(
             f"is beside the folder '{folders[0].name}'. Move one of them."
         )
     if folders:
-        if isinstance(size, int):
-            size = (size, size)
-        if size is not None:
-            record["size"] = list(size)
-        wanted = _wanted([f.name for f in folders], chosen)
-        folders = [f for f in folders if f.name in wanted]
-        names = [f.name for f in folders]
-        tables = _one_depth([read_client(f, size) for f in show_progress(folders, "clients")])
-        return assemble("from_folder", tables, names, "class", chosen, name="folder", record=record)
+        folders = [entry for entry in folders if wanted is None or entry.name in wanted]
+        tables = _one_depth(
+            [read_client(entry, size) for entry in show_progress(folders, "clients")]
+        )
+        return Folder(tables, [entry.name for entry in folders], True, False)
     for entry in entries:
         if ending_of(entry) not in ENDINGS:
             raise DataError(
                 f"from_folder: client files must end in {', '.join(ENDINGS)}. Got '{entry.name}'. "
                 f"Convert or remove it."
             )
-    wanted = _wanted([stem_of(entry) for entry in entries], chosen)
-    files = [entry for entry in entries if stem_of(entry) in wanted]
-    tables = [read_file(entry, chosen.format) for entry in show_progress(files, "files")]
+    files = [entry for entry in entries if wanted is None or stem_of(entry) in wanted]
+    tables = [read_file(entry, how) for entry in show_progress(files, "files")]
     typed = all(ending_of(entry) == ".npz" for entry in files)
-    if typed and label is None and all("y" in table.cells for table in tables):
-        label = "y"
-    return assemble(
-        "from_folder",
-        tables,
-        [stem_of(entry) for entry in files],
-        label,
-        chosen,
-        typed=typed,
-        name="folder",
-        record=record,
-    )
+    return Folder(tables, [stem_of(entry) for entry in files], False, typed)
 
 
 def from_partitions(partitioner: Any, label: str | None = None, **options: Any) -> FederatedData:
@@ -232,11 +262,6 @@ def as_table(value: Any, source: str, how: Format) -> RawTable:
         f"from_function: load must return (x, y) or (x_train, y_train, x_test, y_test). Got "
         f"{len(value)} values for {source}."
     )
-
-
-def _wanted(found: Sequence[str], options: Reading) -> set[str]:
-    """Names of the clients to read; other files are not opened."""
-    return set(found) if options.names is None else set(options.names)
 
 
 def _one_depth(tables: list[RawTable]) -> list[RawTable]:

@@ -1,412 +1,329 @@
-"""Operating characteristics of the grouping by replication, on networks that were never trained.
+"""Operating characteristics: how often advice, verdict and placement are right.
 
-    python -m coterie_lab.studies.evidence_rows --seeds 100 --json rows.jsonl
-    python -m coterie_lab.studies.evidence_rows --rows a3,odd-60 --seeds 20 --json rows.jsonl
+    python -m coterie_lab.studies.evidence_rows
+    python -m coterie_lab.studies.evidence_rows --rows odd-20,null-3 --seeds 20
+    python -m coterie_lab.studies.evidence_rows --table
 
-Each row is a kind of federation whose groups and odd clients are known. An answer is exact if the
-number of groups, the members and the odd clients are all right. Every result is appended to the
-file as it comes; what stands there is not computed again. `--first` is the first seed: rules were
-designed on seeds below 1000.
-
-Images are 8 x 8 digits of scikit-learn or MNIST at half size; `breast-cancer` is scikit-learn's
-table; the networks are perceptrons with one hidden layer of 32.
+Every row is a kind of federation about which the truth is known (`evidence_cases.py`), and what a
+user would call on it: `coterie.advise` or `coterie.fit`. Each federation adds a line to the file
+`benchmarks/figures/operating.jsonl`; what stands there is not computed again, so the study can be
+stopped and continued. `--table` computes nothing and prints the table of the page "Should I
+cluster?". No rule was chosen on seeds from 20,000 on. Images are needed (`coterie data mnist`), and
+texts for the row a6 (`coterie data ag_news`).
 """
 
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-import torch
-from sklearn.datasets import load_breast_cancer, load_digits
-from torch import Tensor
+from sklearn.metrics import adjusted_rand_score
 
-from coterie.core.client import Batch
-from coterie.core.model import Model
-from coterie.core.random import fold, seed_key
-from coterie.evidence.grouping import find_groups
-from coterie.evidence.summaries import (
-    Rows,
-    Summary,
-    assign_folds,
-    average_units,
-    number_distinct,
-    share_rows,
-    summarise,
-)
-from coterie.models.mlp import MLP
-from coterie_lab import sources
-from coterie_lab.studies.common import options, table
+import coterie
+from coterie.fitted import Fitted
+from coterie_lab.studies import evidence_cases as cases
+from coterie_lab.studies.common import options
+from coterie_lab.studies.evidence_cases import Case, federation
+
+FIGURES = Path("benchmarks/figures/operating.jsonl")
+FIRST = 20_000
+Line = dict[str, Any]
+Judge = Callable[[np.random.Generator, int], Line]
 
 
-class Case(NamedTuple):
-    """A federation: rows of all clients, and what is true of them."""
+class Row(NamedTuple):
+    """A kind of federation, and how an answer about it is judged."""
 
-    x: np.ndarray  # [n, d]
-    y: np.ndarray  # [n]  classes, or numbers
-    client: np.ndarray  # [n]
-    truth: np.ndarray  # [m]  set of each client; a set of one is odd
-    unit: np.ndarray | None = None  # [n]
-    by_client: bool = False  # the answer must be: client by client
-    shares: bool = False  # compare shares of labels instead of losses
-    networks: int = 16
+    judge: Judge
+    seeds: int  # number of federations
 
 
-# data
+# judging
 
 
-@cache
-def images(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images between 0 and 1, and their classes."""
-    if name == "digits":
-        digits = load_digits()
-        return digits.images / 16.0, digits.target.astype(np.int64)
-    pool = sources.load("mnist")
-    x = torch.as_tensor(pool.x).float().reshape(-1, 1, 28, 28)
-    small = torch.nn.functional.avg_pool2d(x, 2)[:, 0].numpy()
-    return small / small.max(), np.asarray(pool.y).astype(np.int64)
-
-
-def cut(name: str, sizes: list[int], rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    """Images without repeats for clients of these sizes, and whose they are."""
-    x, y = images(name)
-    rows = rng.permutation(len(x))[: sum(sizes)]
-    return x[rows].copy(), y[rows].copy(), np.repeat(np.arange(len(sizes)), sizes)
-
-
-def flat(x: np.ndarray) -> np.ndarray:
-    return x.reshape(len(x), -1)
-
-
-def relabel(y: np.ndarray, rows: np.ndarray, order: np.ndarray) -> None:
-    y[rows] = order[y[rows]]
-
-
-def derangement(c: int, rng: np.random.Generator) -> np.ndarray:
-    """An order of classes that leaves none in its place."""
-    while True:
-        order = rng.permutation(c)
-        if (order != np.arange(c)).all():
-            return order
-
-
-def odd_ones(m: int, alike: list[int], rng: np.random.Generator) -> Case:
-    """Clients of 40 to 120 MNIST images; `alike` lists how many share each strange labelling."""
-    x, y, client = cut("mnist", rng.integers(40, 121, m).tolist(), rng)
-    truth = np.zeros(m, int)
-    strange = rng.permutation(m)
-    for number, size in enumerate(alike, 1):
-        chosen, strange = strange[:size], strange[size:]
-        relabel(y, np.isin(client, chosen), derangement(10, rng))
-        truth[chosen] = number
-    return Case(flat(x), y, client, truth)
-
-
-def breast(m: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    data = load_breast_cancer()
-    rows = rng.permutation(len(data.target))
-    return data.data[rows].copy(), data.target[rows].copy(), np.arange(len(rows)) % m
-
-
-def scaled(x: np.ndarray) -> np.ndarray:
-    return (x - x.mean(0)) / x.std(0)
-
-
-def hospitals(rng: np.random.Generator) -> Case:
-    """A2: ten sites; five as they are, four with labels flipped, one with two columns in mm."""
-    x, y, client = breast(10, rng)
-    truth = np.array([0] * 5 + [1] * 4 + [2])
-    rng.shuffle(truth)
-    flipped = truth[client] == 1
-    y[flipped] = 1 - y[flipped]
-    columns = rng.choice(x.shape[1], 2, replace=False)
-    x[np.ix_(truth[client] == 2, columns)] *= 10
-    return Case(scaled(x), y, client, truth)
-
-
-def nine_sites(networks: int) -> Callable[[np.random.Generator], Case]:
-    """A3: nine sites in three groups: as they are, labels flipped, columns reversed."""
-
-    def make(rng: np.random.Generator) -> Case:
-        x, y, client = breast(11, rng)
-        kept = client < 9
-        x, y, client = scaled(x[kept]), y[kept], client[kept]
-        truth = np.repeat(np.arange(3), 3)
-        group = truth[client]
-        y[group == 1] = 1 - y[group == 1]
-        x[group == 2] = x[group == 2][:, ::-1]
-        return Case(x, y, client, truth, networks=networks)
-
-    return make
-
-
-def turned_digits(rng: np.random.Generator) -> Case:
-    """Twenty clients of 89 digits, turned by 0, 90, 180 and 270 degrees."""
-    x, y, client = cut("digits", [89] * 20, rng)
-    truth = np.arange(20) % 4
-    for turn in range(1, 4):
-        rows = truth[client] == turn
-        x[rows] = np.rot90(x[rows], turn, axes=(1, 2))
-    return Case(flat(x), y, client, truth)
-
-
-def three_and_eight(rng: np.random.Generator) -> Case:
-    """A9: three groups of six clients; one has its images turned, one 3 and 8 exchanged."""
-    x, y, client = cut("digits", [99] * 18, rng)
-    truth = np.arange(18) % 3
-    x[truth[client] == 1] = np.rot90(x[truth[client] == 1], 1, axes=(1, 2))
-    order = np.arange(10)
-    order[[3, 8]] = 8, 3
-    relabel(y, truth[client] == 2, order)
-    return Case(flat(x), y, client, truth)
-
-
-def surfaces(groups: int, networks: int) -> Callable[[np.random.Generator], Case]:
-    """A8: fifteen plants of 60 rows, six inputs, a response surface for each group."""
-
-    def make(rng: np.random.Generator) -> Case:
-        m, n = 15, 60
-        client = np.repeat(np.arange(m), n)
-        x = rng.normal(size=(m * n, 6))
-        truth = np.arange(m) % groups
-        linear, bend = rng.normal(size=(groups, 6)), rng.normal(size=(groups, 6)) / 2
-        of = truth[client]
-        y = (x * linear[of]).sum(1) + (x**2 * bend[of]).sum(1) + rng.normal(size=m * n)
-        return Case(x, (y - y.mean()) / y.std(), client, truth, networks=networks)
-
-    return make
-
-
-def four_labels(rng: np.random.Generator) -> Case:
-    """Thirty clients of 40 rows of four Gaussian classes; labels turned by 0, 1 or 2."""
-    m, n = 30, 40
-    client = np.repeat(np.arange(m), n)
-    y = rng.integers(0, 4, m * n)
-    x = rng.normal(size=(m * n, 8)) + rng.normal(size=(4, 8))[y]
-    truth = np.arange(m) % 3
-    return Case(x, (y + truth[client]) % 4, client, truth)
-
-
-def own_rules(rng: np.random.Generator) -> Case:
-    """Twenty clients of 89 digits, each with its own order of labels."""
-    x, y, client = cut("digits", [89] * 20, rng)
-    for c in range(20):
-        relabel(y, client == c, rng.permutation(10))
-    return Case(flat(x), y, client, np.arange(20), by_client=True)
-
-
-def repeats(kind: str) -> Callable[[np.random.Generator], Case]:
-    """A5: MNIST in two groups; rows repeated up to three times, or five noisy rows a patient."""
-
-    def make(rng: np.random.Generator) -> Case:
-        x, y, client = cut("mnist", [60] * 16, rng)
-        truth = np.arange(16) % 2
-        relabel(y, truth[client] == 1, derangement(10, rng))
-        often = np.full(len(y), 5) if kind == "patients" else rng.integers(1, 4, len(y))
-        rows = np.repeat(np.arange(len(y)), often)
-        seen = flat(x)[rows]
-        if kind == "patients":
-            seen = seen + rng.normal(size=seen.shape) * 0.05
-        unit = None if kind == "unnamed" else rows
-        if kind == "found":  # exact repeats are detected
-            columns = torch.tensor(seen), torch.tensor(y[rows]), torch.tensor(client[rows])
-            unit = number_distinct(*columns).numpy()
-        return Case(seen, y[rows], client[rows], truth, unit)
-
-    return make
-
-
-def label_shares(groups: int) -> Callable[[np.random.Generator], Case]:
-    """Twenty clients of 60 rows of four classes; groups differ in how often they have each."""
-
-    def make(rng: np.random.Generator) -> Case:
-        m, n = 20, 60
-        truth = np.arange(m) % groups
-        share = rng.dirichlet(np.ones(4), groups)
-        y = np.concatenate([rng.choice(4, n, p=share[g]) for g in truth])
-        return Case(np.zeros((m * n, 1)), y, np.repeat(np.arange(m), n), truth, shares=True)
-
-    return make
-
-
-def nothing(
-    m: int, n: int | tuple[int, int], c: int | str, tails: bool = False
-) -> Callable[[np.random.Generator], Case]:
-    """No groups: m clients of n rows; c classes, "regression" or "unlabelled"."""
-
-    def make(rng: np.random.Generator) -> Case:
-        low, high = n if isinstance(n, tuple) else (n, n)
-        sizes = np.exp(rng.uniform(np.log(low), np.log(high + 0.99), m)).astype(int)
-        client = np.repeat(np.arange(m), sizes)
-        total = len(client)
-        x = rng.standard_t(2, size=(total, 8)) if tails else rng.normal(size=(total, 8))
-        if isinstance(c, int):
-            y = rng.choice(c, total, p=rng.dirichlet(np.full(c, 3.0)))
-            x = x + rng.normal(size=(c, 8))[y]
-        elif c == "regression":
-            noise = rng.standard_t(2, size=total) if tails else rng.normal(size=total)
-            y = x @ rng.normal(size=8) + noise
-        else:
-            y = np.zeros(total)
-        return Case(x, y, client, np.zeros(m, int), networks=16 if isinstance(c, int) else 64)
-
-    return make
-
-
-ROWS: dict[str, Callable[[np.random.Generator], Case]] = {
-    "odd-20": lambda rng: odd_ones(20, [1], rng),
-    "odd-60": lambda rng: odd_ones(60, [1], rng),
-    "odd-150": lambda rng: odd_ones(150, [1], rng),
-    "unlike-20": lambda rng: odd_ones(20, [1, 1], rng),
-    "pair-20": lambda rng: odd_ones(20, [2], rng),
-    "pair-60": lambda rng: odd_ones(60, [2], rng),
-    "trio-60": lambda rng: odd_ones(60, [3], rng),
-    "a2": hospitals,
-    "a3-16": nine_sites(16),
-    "a3-64": nine_sites(64),
-    "a5-unnamed": repeats("unnamed"),
-    "a5-found": repeats("found"),
-    "a5-named": repeats("named"),
-    "a5-patients": repeats("patients"),
-    "a8-16": surfaces(3, 16),
-    "a8-64": surfaces(3, 64),
-    "a9": three_and_eight,
-    "four-labels": four_labels,
-    "own-rules": own_rules,
-    "digits": turned_digits,
-    "shares-2": label_shares(2),
-    "null-shares": label_shares(1),
-    "null-3": nothing(3, 100, 3),
-    "null-5-small": nothing(5, 20, 2),
-    "null-10": nothing(10, 60, 2),
-    "null-20": nothing(20, 60, 3),
-    "null-20-many": nothing(20, 1000, 3),
-    "null-20-unequal": nothing(20, (10, 1000), 10),
-    "null-60": nothing(60, 40, 10),
-    "null-60-tiny": nothing(60, 10, 2),
-    "null-200": nothing(200, 30, 3),
-    "null-20-tails": nothing(20, 60, 3, tails=True),
-    "null-60-unequal-tails": nothing(60, (10, 300), 2, tails=True),
-    "null-20-regression": nothing(20, 60, "regression"),
-    "null-20-regression-tails": nothing(20, 60, "regression", tails=True),
-    "null-20-unlabelled": nothing(20, 60, "unlabelled"),
-    "null-10-unlabelled-tails": nothing(10, (20, 200), "unlabelled", tails=True),
-}
-
-
-# what clients would send
-
-
-def network(case: Case) -> Model:
-    """A small perceptron for the data."""
-    d = case.x.shape[1]
-    if case.y.dtype.kind == "i":
-        return Model(lambda: MLP(d, int(case.y.max()) + 1))
-    if not case.y.any():
-        return Model(lambda: MLP(d, d), loss="reconstruction")
-    return Model(lambda: MLP(d, 1), loss="squared_error")
-
-
-def ask(case: Case, seed: int) -> Summary:
-    """What the clients of a federation answer."""
-    n, m = len(case.y), int(case.client.max()) + 1
-    classes = int(case.y.max()) + 1 if case.y.dtype.kind == "i" else 1
-    everyone = torch.ones(n, dtype=torch.bool)
-    unit = torch.arange(n) if case.unit is None else torch.tensor(case.unit)
-    label = torch.tensor(case.y) if classes > 1 else torch.zeros(n, dtype=torch.int64)
-    if case.shares:
-        rows, classes = share_rows(label, unit, everyone, classes), 1
-    else:
-        x, y = torch.tensor(case.x).float(), torch.tensor(case.y)
-        y = y if classes > 1 else y.float()
-        batch = Batch(x, y, everyone, torch.ones(n))
-        values = network(case).probe_random(seed_key(seed), case.networks, batch)
-        rows = Rows(values.double(), label, unit, everyone)
-    parts = []
-    for c in range(m):
-        ids = torch.tensor(np.flatnonzero(case.client == c))
-        own = average_units(Rows(rows.values[:, ids], *(part[ids] for part in rows[1:])))
-        folds = assign_folds(fold(seed_key(seed), "folds", c), own, classes)
-        parts.append(summarise(own, folds, classes))
-    count, mean, scatter = (torch.stack(part) for part in zip(*parts, strict=True))
-    return Summary(count, mean, scatter.sum(0))
-
-
-def judge(case: Case, seed: int) -> dict[str, Any]:
-    """What the rule says, and whether it is right."""
-    start = time.perf_counter()
-    answers = ask(case, seed)
-    asked = time.perf_counter()
-    found = find_groups(answers, fold(seed_key(seed), "groups"))
-    sizes = np.bincount(case.truth)
-    odd = [] if len(sizes) == 1 else np.flatnonzero(sizes[case.truth] == 1).tolist()
-    n_groups = None if case.by_client else int((sizes > 1).sum())
-    same = same_sets(found.labels, torch.tensor(case.truth))
+def compare_sets(found: dict[str, int], odd: list[str], truth: np.ndarray) -> Line:
+    """Whether groups and odd clients are those of the truth."""
+    names = [f"client-{i}" for i in range(len(truth))]
+    sizes = np.bincount(truth)
+    strange = [] if len(sizes) == 1 else np.flatnonzero(sizes[truth] == 1).tolist()
+    rest = [i for i, name in enumerate(names) if name in found]
+    said = [names.index(name) for name in odd]
+    same = adjusted_rand_score(truth[rest], [found[names[i]] for i in rest]) == 1.0
     return {
-        "exact": found.n_groups == n_groups and (case.by_client or same),
-        "sets": bool(same),
-        "n_groups": found.n_groups,
-        "odd_found": set(odd) <= set(found.odd),
-        "false_odd": len(set(found.odd) - set(odd)),
-        "explained": round(found.explained, 3),
-        "p": [[step.n_sets, *(round(p, 3) for p in step.test[:3])] for step in found.steps],
-        "ask": round(asked - start, 2),
-        "decide": round(time.perf_counter() - asked, 2),
+        "odd_found": set(strange) <= set(said),
+        "false_odd": len(set(said) - set(strange)),
+        "sets": bool(same and set(said) == set(strange)),
+        "rest": bool(same and not set(said) - set(strange)),
     }
 
 
-def same_sets(a: Tensor, b: Tensor) -> bool:
-    """Whether two labellings name the same sets."""
-    return bool(((a[:, None] == a) == (b[:, None] == b)).all())
+def advised(make: Callable[[np.random.Generator], Case]) -> Judge:
+    """What `advise` says."""
+
+    def judge(rng: np.random.Generator, seed: int) -> Line:
+        case = make(rng)
+        data, sizes = federation(case), np.bincount(case.truth)
+        advice = coterie.advise(data, seed=seed)
+        found = compare_sets(advice.assignment, list(advice.odd), case.truth)
+        expected = None if case.by_client else int((sizes > 1).sum())
+        return {
+            **found,
+            "exact": advice.n_groups == expected and (case.by_client or found["sets"]),
+            "n_groups": advice.n_groups,
+            "kind": advice.kind,
+            "explained": round(advice.explained, 3),
+            "networks": advice.evidence["networks"],
+            "warned": any("repeat another row" in note for note in data.notes),
+        }
+
+    return judge
+
+
+def describe(fit: Fitted) -> Line:
+    """What a fit found."""
+    verdict = fit.verdict if "verdict.json" in fit.files else None
+    line: Line = {"n_groups": fit.n_groups, "odd": fit.odd}
+    scores = [row["accuracy"] for row in fit.rows if row.get("accuracy") is not None]
+    line["accuracy"] = round(float(np.mean(scores)), 4) if scores else None
+    if verdict is not None:
+        pairs = {name: [round(x, 6) for x in gain] for name, gain in verdict.per_client.items()}
+        line |= {
+            "recommendation": verdict.recommendation,
+            "most": verdict.most,
+            "gains": pairs,
+            "says_one": "There is one group" in verdict.reasons,
+            "exceptions": len(verdict.exceptions),
+            "provisional": verdict.provisional,
+        }
+    return line
+
+
+def trained(
+    make: Callable[[np.random.Generator], Case],
+    methods: tuple[tuple[str, int | str], ...] = (("census", "auto"),),
+    rounds: int = 15,
+    compare: bool = True,
+) -> Judge:
+    """What `fit` says; seeds take the methods in turn."""
+
+    def judge(rng: np.random.Generator, seed: int) -> Line:
+        case = make(rng)
+        name, groups = methods[seed % len(methods)]
+        options: Line = {"n_groups": groups, "rounds": rounds, "compare": compare, "seed": seed}
+        fit = coterie.fit(federation(case, 0.2), name, **options)
+        own = {row["client"]: row["group"] for row in fit.rows if row["client"] not in fit.odd}
+        return {"method": name, **describe(fit), **compare_sets(own, fit.odd, case.truth)}
+
+    return judge
+
+
+def covered(
+    make: Callable[[np.random.Generator], Case], method: str, n_groups: int, rounds: int
+) -> Judge:
+    """Intervals of the gains with one training of each way, and with three."""
+
+    def judge(rng: np.random.Generator, seed: int) -> Line:
+        data, line = federation(make(rng), 0.3), {}
+        for replicates in (1, 3):
+            settings = {"replicates": replicates}
+            given: Line = {"n_groups": n_groups, "rounds": rounds, "seed": seed}
+            fit = coterie.fit(data, method, settings=settings, **given)
+            line[f"gains {replicates}"] = describe(fit)["gains"]
+        return line
+
+    return judge
+
+
+def drifted(with_time: bool) -> Judge:
+    """The verdict where groups become alike, and how good each way is on later rows."""
+
+    def judge(rng: np.random.Generator, seed: int) -> Line:
+        case = cases.drift(rng)
+        assert case.time is not None
+        later = case.time >= 100  # of 150: the last third is the future, which nobody has yet
+        when = case.time[~later] if with_time else None
+        x, y, client = (part[~later] for part in (case.x, case.y, case.client))
+        past = Case(x, y, client, case.truth, time=when)
+        fit = coterie.fit(federation(past, 0.2), "ifca", n_groups=2, rounds=30, seed=seed)
+        line = describe(fit)
+        for name in ("groups", "one"):
+            way = fit if name == "groups" else coterie.fit(
+                federation(past, 0.2), "fedavg", rounds=30, seed=seed, compare=False
+            )  # fmt: skip
+            right = []
+            for c in range(len(case.truth)):
+                rows = later & (case.client == c)
+                said = way.predict(case.x[rows].astype(np.float32), client=f"client-{c}")
+                right.append(float((said == case.y[rows]).mean()))
+            line[f"future {name}"] = round(float(np.mean(right)), 4)
+        return line
+
+    return judge
+
+
+def rechecked(make: Callable[[np.random.Generator], cases.Later]) -> Judge:
+    """What `recheck` says of later rows, with and without labels."""
+
+    def judge(rng: np.random.Generator, seed: int) -> Line:
+        later = make(rng)
+        options: Line = {"rounds": 2, "compare": False, "seed": seed}
+        fit = coterie.fit(federation(later.case, 0.2), "survey", **options)
+        m = len(later.case.truth)
+        number = {later.case.truth[i]: fit.rows[i]["group"] for i in range(m)}
+        right = [fit.rows[i]["group"] == number[later.case.truth[i]] for i in range(m)]
+        line: Line = {"groups": bool(all(right) and len(set(number.values())) == 3)}
+        pairs = dict(zip(later.names, zip(later.x, later.y, strict=True), strict=True))
+        blind = {name: {"x": x} for name, (x, _) in pairs.items()}
+        for name, data, truth in (
+            ("seen", pairs, later.groups), ("blind", blind, later.turned),
+        ):  # fmt: skip
+            found = {one["client"]: one for one in fit.recheck(data).clients}
+            same = [
+                i
+                for i in range(m)
+                if later.groups[i] == later.case.truth[i] and later.turned[i] != -1
+            ]
+            changed = [found[f"client-{i}"]["change"] != "stays" for i in same]
+            line[f"{name} false"] = sum(changed)
+            line[f"{name} of"] = len(changed)
+            line[f"{name} found"] = {
+                one: [found[one]["change"], _group_of(found[one]["now"], number), int(truth[i])]
+                for i, one in enumerate(later.names)
+                if i not in same
+            }
+        return line
+
+    return judge
+
+
+def _group_of(now: int | None, number: Mapping[int, int]) -> int | None:
+    """The true group that a number stands for."""
+    return next((int(g) for g, n in number.items() if n == now), None)
+
+
+def read_news(rng: np.random.Generator, seed: int) -> Line:
+    """A6: groups among news desks, by their texts."""
+    data, truth = cases.news(rng)
+    advice = coterie.advise(data, seed=seed)
+    fit = coterie.fit(data, rounds=15, compare=False, seed=seed)
+    names = [f"desk-{i:02d}" for i in range(12)]
+    own = {row["client"]: row["group"] for row in fit.rows}
+    ari = adjusted_rand_score(truth, [own[name] for name in names])
+    advised_ari = adjusted_rand_score(truth, [advice.assignment.get(name, -1) for name in names])
+    found = {"advised": advised_ari == 1.0, "fitted": ari == 1.0, "advised n": advice.n_groups}
+    return {**describe(fit), **found}
+
+
+# rows
+
+IID_METHODS = (("ifca", 2), ("clove", 2), ("census", 2), ("fesem", 2), ("survey", 2))
+NULLS: dict[str, Callable[[np.random.Generator], Case]] = {
+    "null-3": cases.nothing(3, 100, 3),
+    "null-5-small": cases.nothing(5, 20, 2),
+    "null-10": cases.nothing(10, 60, 2),
+    "null-20": cases.nothing(20, 60, 3),
+    "null-20-many": cases.nothing(20, 1000, 3),
+    "null-20-unequal": cases.nothing(20, (10, 1000), 10),
+    "null-60": cases.nothing(60, 40, 10),
+    "null-60-tiny": cases.nothing(60, 10, 2),
+    "null-200": cases.nothing(200, 30, 3),
+    "null-20-tails": cases.nothing(20, 60, 3, tails=True),
+    "null-60-unequal-tails": cases.nothing(60, (10, 300), 2, tails=True),
+    "null-20-regression": cases.nothing(20, 60, "regression"),
+    "null-20-regression-tails": cases.nothing(20, 60, "regression", tails=True),
+    "null-20-unlabelled": cases.nothing(20, 60, "unlabelled"),
+    "null-10-unlabelled-tails": cases.nothing(10, (20, 200), "unlabelled", tails=True),
+    "null-shares": cases.label_shares(1),
+}
+ADVISED: dict[str, Callable[[np.random.Generator], Case]] = {
+    "odd-20": lambda rng: cases.odd_ones(20, [1], rng),
+    "odd-60": lambda rng: cases.odd_ones(60, [1], rng),
+    "odd-150": lambda rng: cases.odd_ones(150, [1], rng),
+    "clean-20": lambda rng: cases.odd_ones(20, [], rng),
+    "clean-60": lambda rng: cases.odd_ones(60, [], rng),
+    "clean-150": lambda rng: cases.odd_ones(150, [], rng),
+    "unlike-20": lambda rng: cases.odd_ones(20, [1, 1], rng),
+    "pair-20": lambda rng: cases.odd_ones(20, [2], rng),
+    "trio-60": lambda rng: cases.odd_ones(60, [3], rng),
+    "a2": cases.hospitals,
+    "a3": cases.nine_sites,
+    "a5-distinct": cases.repeats("distinct"),
+    "a5-repeats-named": cases.repeats("repeats-named"),
+    "a5-patients-named": cases.repeats("patients-named"),
+    "a5-repeats": cases.repeats("repeats"),
+    "a5-patients": cases.repeats("patients"),
+    "a8": cases.surfaces,
+    "a9": cases.three_and_eight,
+    "four-labels": cases.four_labels,
+    "own-rules": cases.own_rules,
+    "digits": cases.turned_digits,
+    "shares-2": cases.label_shares(2),
+    **NULLS,
+}
+FURTHER = (
+    *("unlike-20", "pair-20", "trio-60", "a8", "a9", "four-labels", "own-rules", "digits"),
+    "shares-2",
+)
+ROWS: dict[str, Row] = {
+    **{name: Row(advised(make), 20 if name in FURTHER else 100) for name, make in ADVISED.items()},
+    "verdict-one": Row(trained(cases.alike(40, 45), (("clove", 1),)), 100),
+    "verdict-found": Row(trained(cases.alike(40, 45), rounds=10), 100),
+    "verdict-forced": Row(trained(cases.alike(40, 45), IID_METHODS), 100),
+    "verdict-hospitals": Row(trained(cases.alike_hospitals, IID_METHODS, rounds=30), 100),
+    "verdict-turned": Row(trained(cases.turned(20, 90, 4), (("clove", 4),)), 20),
+    "cover-alike": Row(covered(cases.alike(30, 60), "ifca", 2, 10), 100),
+    "cover-turned": Row(covered(cases.turned(20, 90, 4), "clove", 4, 10), 100),
+    "recheck": Row(rechecked(cases.years_later), 100),
+    "recheck-sites": Row(rechecked(cases.sites_later), 100),
+    "drift": Row(drifted(with_time=True), 100),
+    "drift-unnamed": Row(drifted(with_time=False), 100),
+    "odd-20-fit": Row(trained(ADVISED["odd-20"]), 20),
+    "a2-fit": Row(trained(cases.hospitals, rounds=30, compare=False), 100),
+    "a3-fit": Row(trained(cases.nine_sites, rounds=30, compare=False), 20),
+    "a6": Row(read_news, 20),
+    "thousand": Row(trained(cases.thousand, (("census", "auto"), ("ifca", 2))), 20),
+}
+
+
+# the command
+
+
+def read(path: Path) -> list[Line]:
+    """The lines that were computed; a line that was cut off by a kill is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
 
 
 def main() -> None:
-    parser = options(__doc__.split("\n")[0], seeds=20)
+    parser = options(__doc__.split("\n")[0], seeds=100)
     parser.add_argument("--rows", default="all", help="names, separated by commas; or all")
-    parser.add_argument("--first", type=int, default=1000, help="first seed")
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
+    parser.add_argument("--table", action="store_true", help="compute nothing, print the table")
     given = parser.parse_args()
-    path = given.json or Path("evidence_rows.jsonl")
+    path = given.json or FIGURES
     names = list(ROWS) if given.rows == "all" else given.rows.split(",")
-    seeds = range(given.first, given.first + given.seeds)
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = read(path)
     done = {(line["row"], line["seed"]) for line in lines}
-    for seed in seeds:
+    for place in range(0 if given.table else given.seeds):
         for name in names:
-            if (name, seed) not in done:
-                case = ROWS[name](np.random.default_rng([seed, crc32(name.encode())]))
-                line = {"row": name, "seed": seed, **judge(case, seed)}
-                lines.append(line)
-                with path.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-    by_row = defaultdict(list)
-    for line in lines:
-        if line["row"] in names and line["seed"] in seeds:
-            by_row[line["row"]].append(line)
-    heads = ["row", "n", "exact", "sets", "all odd found", "false odd", "answers wrong", "seconds"]
-    table("Grouping by replication", heads, [summed_up(row, by_row[row]) for row in names])
-
-
-def summed_up(row: str, lines: list[dict[str, Any]]) -> list[Any]:
-    """A line of the table."""
-    wrong: dict[str, int] = defaultdict(int)
-    for line in lines:
-        if not line["exact"]:
-            wrong[str(line["n_groups"])] += 1
-    return [
-        row,
-        len(lines),
-        sum(line["exact"] for line in lines),
-        sum(line["sets"] for line in lines),
-        sum(line["odd_found"] for line in lines),
-        sum(line["false_odd"] > 0 for line in lines),
-        " ".join(f"{k}:{v}" for k, v in sorted(wrong.items())) or "-",
-        sum(line["decide"] for line in lines) / max(len(lines), 1),
-    ]
+            seed = given.first + place
+            if place >= ROWS[name].seeds or (name, seed) in done:
+                continue
+            start = time.perf_counter()
+            rng = np.random.default_rng([seed, crc32(name.encode())])
+            line = {"row": name, "seed": seed, **ROWS[name].judge(rng, seed)}
+            line["seconds"] = round(time.perf_counter() - start, 2)
+            lines.append(line)
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

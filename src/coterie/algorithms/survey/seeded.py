@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from coterie.core.algorithm import Curve
@@ -410,14 +409,9 @@ def keep_groups(summary: Summary, labels: Tensor, odd: Tensor) -> Groups:
 
 
 def place(answers: Summary, known: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """Group, margin and score of clients; a score above `REFUSAL` fits no group.
-
-    The score is the deviation from the group in units of what one member in a hundred exceeds.
-    """
+    """Group, margin and score of clients; a score above `REFUSAL` fits no group."""
     found = placing.place(answers, known)
-    p = found.p.gather(1, found.group[:, None])[:, 0].clamp(min=1e-300)
-    score = torch.from_numpy(norm.isf(p.numpy())) / float(norm.isf(placing.LEVEL))
-    return found.group, found.margin, score.clamp(min=0)
+    return found.group, found.margin, found.score
 
 
 # showing
