@@ -29,7 +29,7 @@ from coterie.core.tree import Ids, Tree, leaves, row, take, tree_map
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.again import prepare_again
 from coterie.data.images import read_client
-from coterie.data.readers import as_table
+from coterie.data.tables import RawTable, read
 from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
 from coterie.report.recheck import Recheck
@@ -340,7 +340,9 @@ class Fitted:
         rows = self._rows(x)
         if isinstance(rows, np.ndarray | Tensor | list):
             return False
-        return (self.encoder.label or "y") in as_table(rows, "x", self.encoder.files).cells
+        if not isinstance(rows, RawTable):
+            rows = read(rows, "the new rows", self.encoder.files)
+        return (self.encoder.label or "y") in rows.cells
 
     def _place_inputs(self, x: Any) -> Spot:
         """The group of a client without labels, if its inputs tell it."""
