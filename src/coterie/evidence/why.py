@@ -14,7 +14,9 @@ weights w_i has the variance
 where t is what clients of one group differ by beyond their rows. It is estimated for each item
 (column, label) from all groups together, and moderated by the other items as in limma (Smyth 2004):
 two or three clients say little about the spread of one item, but they say it for many items. The
-intervals hold for everything that is compared at once (Bonferroni).
+intervals hold for everything that is compared at once (Bonferroni). With fewer than `LEAST_FREE`
+clients more than sets nothing is known about t. It is then left out, and the intervals speak of the
+rows of these clients only.
 
 References
 ----------
@@ -39,6 +41,8 @@ from coterie.evidence.summaries import Summary
 Kind = Literal["column", "share", "label", "target", "class", "wrong", "confusion", "error", "bias"]
 FEW = 5
 """Items below which there are too few to moderate the spread of one by that of the others."""
+LEAST_FREE = 3
+"""Clients, less the number of groups, from which on it is known how much clients of one differ."""
 MOST_EFFECT = 10.0
 """Largest effect of a column that is constant in every group; all larger ones are alike."""
 
@@ -48,6 +52,12 @@ class Sets(NamedTuple):
 
     labels: Tensor  # [m]  number of each client's set, 0 .. k - 1
     odd: Tensor  # [m]  True for odd clients, each of which is a set of its own
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether there are enough clients to know how much those of one group differ."""
+        usual = self.labels[~self.odd]
+        return len(usual) - len(usual.unique()) >= LEAST_FREE
 
     @property
     def sides(self) -> list[tuple[int, Tensor, Tensor]]:
@@ -331,12 +341,13 @@ class _Columns(NamedTuple):
         total = parts[0] + parts[1]
         free = total.square() / sum(v.square() / f for v, f in zip(parts, least, strict=True))
         rows = [self.rows[side].sum(0) for side in (here, elsewhere)]
+        most = (self.rows[here | elsewhere] - 1).clamp(min=0).sum(0).clamp(min=1)
         return _Contrast(
             sides[0],
             sides[1],
             (sides[0] - sides[1]) / self.unit,
             total.sqrt() / self.unit,
-            torch.minimum(self.spread.free, free),
+            torch.minimum(self.spread.free, torch.minimum(free, most)),
             self.unit,
             self.varies & (rows[0] > 0) & (rows[1] > 0),
         )
@@ -392,8 +403,9 @@ def _spread(count: Tensor, mean: Tensor, noise: Tensor, sets: Sets) -> _Spread:
         groups += there.any(0)
     level, total = _moderate(ratio / free.clamp(min=1), free)
     extra = ((level - 1) * free / rows.clamp(min=1)).clamp(min=0)
-    total = torch.where(free > 0, total, torch.inf)
-    return _Spread(torch.where(free > 0, extra, 0.0), total, square, groups)
+    known = free >= LEAST_FREE
+    total = torch.where(known, total, torch.inf)
+    return _Spread(torch.where(known, extra, 0.0), total, square, groups)
 
 
 def _moderate(ratio: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:

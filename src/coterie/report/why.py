@@ -263,9 +263,8 @@ def _size(one: Mapping[str, Any]) -> str:
     here, elsewhere = one["here"], one["elsewhere"]
     both = f"{_number(here)} on average, {_number(elsewhere)} elsewhere"
     ratio = here / elsewhere if elsewhere else 0.0
-    if here > 0 and elsewhere > 0 and not 0.5 < ratio < 2:
-        times = f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
-        return f"{times} times as large as elsewhere: {both}"
+    if here > 0 and elsewhere > 0 and ratio > 0.01 and not 0.5 < ratio < 2:
+        return f"{_ratio(ratio)} times as large as elsewhere: {both}"
     more = "higher" if here > elsewhere else "lower"
     return f"{more} than elsewhere: {both}, {abs(one['effect']):.1f} standard deviations apart"
 
@@ -277,7 +276,11 @@ def _times(here: float, elsewhere: float) -> str:
     """
     if min(here, elsewhere) < 0.005 or 0.5 < here / elsewhere < 2:
         return ""
-    return f", {here / elsewhere:.2g} times as often"
+    return f", {_ratio(here / elsewhere)} times as often"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _range(low: float, high: float, unit: str = "") -> str:

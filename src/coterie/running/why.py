@@ -330,6 +330,11 @@ def explain(
     found["compared"] = len(told)
     found["sent"] = [answer.sent for answer in heard if answer.sent]
     found["notes"] = [answer.note for answer in heard if answer.note]
+    if told and not sets.knows_clients:
+        found["notes"].append(
+            "There are too few clients to know how much clients of one group differ. The intervals "
+            "speak of the rows of these clients, and not of other clients like them."
+        )
     for line in found["groups"]:
         own = [one for one in told if one.group == line["set"]]
         line["statements"] = _choose(own, columns, asking.card, found["groups"])
@@ -533,9 +538,12 @@ def _column(one: Statement, column: Column) -> dict[str, Any]:
     if one.kind == "share":
         return _difference(one, column.name, value=column.value) | {"kind": column.kind}
     unit = one.unit * column.scale
+    means = (mean * column.scale + column.shift for mean in (one.here, one.elsewhere))
+    # Inputs have seven digits: what is left of a zero that was standardised is no number.
+    here, elsewhere = (0.0 if abs(mean) < 1e-6 * unit else mean for mean in means)
     parts = {
-        "here": one.here * column.scale + column.shift,
-        "elsewhere": one.elsewhere * column.scale + column.shift,
+        "here": here,
+        "elsewhere": elsewhere,
         "low": one.low * unit,
         "high": one.high * unit,
     }
