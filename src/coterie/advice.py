@@ -35,7 +35,7 @@ APART = 0.05
 """Mean overlap of label frequencies below which groups have almost no label in common."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """What to train, and why. Made by `coterie.advise`.
 
@@ -98,6 +98,12 @@ class Advice:
         content = {**asdict(self), "evidence": found, "why": self.why.to_json()}
         content |= {"odd": list(self.odd), "strange": self.odd, "text": str(self)}
         return json.dumps(no_nan(content))
+
+    def __repr__(self) -> str:
+        odd = f", {len(self.odd)} odd" if self.odd else ""
+        return (
+            f"Advice({self.kind!r}, {self.n_groups} groups of {len(self.assignment)} clients{odd})"
+        )
 
     def __str__(self) -> str:
         return "\n\n".join(_paragraphs(self))

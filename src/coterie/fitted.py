@@ -32,6 +32,7 @@ from coterie.data.images import read_client
 from coterie.data.tables import RawTable, read
 from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
+from coterie.predictions import decode, rows_to_predict, tabulate, to_probabilities
 from coterie.report.recheck import Recheck
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
@@ -99,7 +100,7 @@ class Spot(NamedTuple):
         return f"group {self.group}, {sure} (margin {self.margin:.2f})"
 
 
-@dataclass
+@dataclass(repr=False)
 class Fitted:
     """A trained federation. Made by `coterie.fit` and `coterie.load`."""
 
@@ -195,8 +196,21 @@ class Fitted:
         verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
         return f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
 
+    def __repr__(self) -> str:
+        score = self.summary.get("accuracy")
+        scored = f", accuracy {score['mean']:.1%}" if isinstance(score, dict) else ""
+        groups = "1 group" if self.n_groups == 1 else f"{self.n_groups} groups"
+        return (
+            f"Fitted({self.summary['algorithm']}, {len(self.names)} clients, {groups}, "
+            f"{len(self.rounds)} rounds{scored})"
+        )
+
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.sentence)}</p>{self.groups._repr_html_()}"
+        parts = [f"<p><b>{escape(self.sentence)}</b></p>"]
+        if "verdict.json" in self.files:
+            parts.append(f"<p>{escape(self.verdict.reasons)}</p>")
+        parts += [f"<p>Warning: {escape(str(warning))}</p>" for warning in self.warnings]
+        return "".join(parts) + self.groups._repr_html_()
 
     # use
 
@@ -276,18 +290,48 @@ class Fitted:
             Return the outputs of the network. Otherwise classes have their original names, and
             numbers their original unit.
         """
+        output = self._output(x, client, group)
+        return np.asarray(output) if raw else decode(output, self.card, self.algorithm)
+
+    def predict_proba(
+        self, x: Any, client: str | None = None, group: int | None = None
+    ) -> np.ndarray:
+        """The probability of each class, in the order of `fit.card.classes`: [n, classes].
+
+        Parameters
+        ----------
+        x, client, group
+            As in `predict`.
+        """
+        return to_probabilities(self._output(x, client, group), self.card, self.algorithm)
+
+    def predict_table(
+        self,
+        x: Any,
+        client: str | None = None,
+        group: int | None = None,
+        id: str | None = None,
+    ) -> Any:
+        """Predictions with row or file name and the probability of each class.
+
+        A DataFrame if pandas is installed, else a table.
+
+        Parameters
+        ----------
+        x, client, group
+            As in `predict`.
+        id
+            Column of the rows that names them. None: the file of an image, the index of a data
+            frame, or the number of the row.
+        """
+        rows = rows_to_predict(x, self.card)
+        output = self._output(rows, client, group)
+        return tabulate(rows, output, self.card, self.algorithm, id).to_frame()
+
+    def _output(self, x: Any, client: str | None, group: int | None) -> Tensor:
+        """The outputs of the network of a client or a group."""
         with torch.no_grad():
-            output = self.algorithm.predict(self._personal(client, group), self._inputs(x))
-        if raw:
-            return np.asarray(output)
-        if not self.algorithm.supervised:
-            return np.asarray(output.argmax(1))
-        if self.card.task == "classification":
-            names = np.asarray(self.encoder.decode(output.argmax(1)))
-            whole = all(str(name).lstrip("-").isdigit() for name in self.card.classes or [])
-            return names.astype(np.int64) if whole else names
-        output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
-        return np.asarray(self.encoder.decode(output))
+            return self.algorithm.predict(self._personal(client, group), self._inputs(x))
 
     def model(self, group: int) -> nn.Module:
         """The network of a group as a PyTorch module in evaluation mode."""
@@ -396,7 +440,7 @@ class Fitted:
         """A folder of images (class/image.png) as rows; all else as it is."""
         if isinstance(x, str | Path) and Path(x).is_dir():
             height, width = self.card.sample_shape[-2:]
-            return read_client(Path(x), (height, width))
+            return read_client(Path(x), (height, width), flat=True)
         return x
 
     def _inputs(self, x: Any) -> Any:

@@ -295,9 +295,13 @@ def test_predict_prints_or_writes_a_line_per_row(call, kept, tmp_path):
     code, out, _ = call(*words)
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "prediction"
+    assert lines[0] == "row,prediction,probability of no,probability of yes"
     assert len(lines) == 31
-    assert set(lines[1:]) <= {"yes", "no"}
+    cells = [line.split(",") for line in lines[1:]]
+    assert [int(line[0]) for line in cells] == list(range(2, 32))  # rows of the file
+    assert {line[1] for line in cells} <= {"yes", "no"}
+    assert all(abs(float(line[2]) + float(line[3]) - 1) < 1e-4 for line in cells)
+    assert all((float(line[3]) > 0.5) == (line[1] == "yes") for line in cells)
     code, out, _ = call(*words, "--out", tmp_path / "p.csv")
     assert out == f"30 predictions saved to {tmp_path / 'p.csv'}\n"
     assert (tmp_path / "p.csv").read_text().splitlines() == lines
@@ -431,8 +435,8 @@ def spoil(folder: Path, how: str) -> None:
         ("picture", "site-2.csv: a .csv file must be text"),
         (
             "wrong ending",
-            "client files must end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather, .npz. "
-            "Got 'notes.docx'",
+            "client files must end in .csv, .tsv, .data, .txt, .jsonl, .parquet, .feather, .xlsx, "
+            ".npz. Got 'notes.docx'",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from coterie.data.federated import FederatedData
 from coterie.data.warnings import DataWarning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataCard:
     """The kind of data a federation has, and how new rows are prepared. It holds no data.
 
@@ -75,6 +75,9 @@ class DataCard:
             data.reading,
             data.warnings,
         )
+
+    def __repr__(self) -> str:
+        return f"DataCard({len(self.names)} clients, {self.task}, {self.n_outputs} outputs)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `final/data.json` holds them."""

@@ -109,7 +109,7 @@ class Rule:
         return cells.values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Encoder:
     """How rows as the user has them become inputs and targets; plain data.
 
@@ -237,6 +237,10 @@ class Encoder:
             torch.tensor(v, dtype=y.dtype) for v in (self.target_mean, self.target_scale)
         )
         return y * scale + mean
+
+    def __repr__(self) -> str:
+        inputs = f"{len(self.rules)} columns" if self.rules else f"arrays {list(self.shape)}"
+        return f"Encoder({inputs}, {self.task}, label {self.label!r})"
 
     def to_dict(self) -> dict[str, Any]:
         """The encoder as plain data, fit for JSON."""

@@ -7,6 +7,7 @@ through the transform, so floats and rotated copies exist for that chunk alone.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, NamedTuple
 
 import torch
@@ -354,6 +355,23 @@ class FederatedData:
             f"FederatedData({name}{len(self)} clients, {count['train']} train{held} + "
             f"{count['test']} test samples, {self.task}, x {shape}, {self.n_outputs} outputs)"
         )
+
+    def _repr_html_(self) -> str:
+        head = self.reading or repr(self)
+        parts = [f"<p>{escape(head)}</p>"]
+        parts += [f"<p>Warning: {escape(str(warning))}</p>" for warning in self.warnings]
+        used = [split for split in SPLITS if len(self.rows[split].index)]
+        cell = '<td style="text-align:right;padding:2px 12px">'
+        lines = [
+            f"<tr><td>{escape(name)}</td>"
+            + "".join(f"{cell}{int(self.rows[split].sizes[i]):,}</td>" for split in used)
+            + "</tr>"
+            for i, name in enumerate(self.names[:20])
+        ]
+        if len(self) > len(lines):
+            lines.append(f"<tr><td>and {len(self) - len(lines):,} more</td></tr>")
+        titles = "".join(f"<th>{title}</th>" for title in ("client", *used))
+        return "".join(parts) + f"<table><tr>{titles}</tr>{''.join(lines)}</table>"
 
     def sizes(self, split: str) -> Tensor:
         """Number of samples of every client."""

@@ -11,10 +11,11 @@ from coterie.data.tables import Cells, RawTable
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
+def read_client(folder: Path, size: tuple[int, int] | None, flat: bool = False) -> RawTable:
     """The images of one client as bytes [n, c, h, w] and their classes.
 
-    Grey images have one channel, all others three.
+    Grey images have one channel, all others three. If `flat`, images may also lie in the folder
+    itself, without a class: to be predicted.
     """
     try:
         import PIL  # noqa: F401 - to say what is missing before reading anything
@@ -22,10 +23,16 @@ def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
         raise DataError(
             f"{folder.name}: images need pillow. Install it: pip install 'coterie[images]'."
         ) from None
-    arrays, classes, paths = [], [], []
+    arrays, paths = [], []
+    classes: list[str | None] = []
     refuse_links_out(folder, folder.iterdir())
     for kind in sorted(folder.iterdir()):
         if kind.name.startswith("."):
+            continue
+        if flat and not kind.is_dir() and kind.suffix.lower() in IMAGES:
+            arrays.append(_read(kind, size))
+            classes.append(None)
+            paths.append(kind)
             continue
         if not kind.is_dir():
             raise DataError(
@@ -58,7 +65,9 @@ def read_client(folder: Path, size: tuple[int, int] | None) -> RawTable:
     x = np.stack([np.broadcast_to(array, (channels, *shape)) for array in arrays])
     # Text also where the folders are called 0, 1, ...: a folder's name is no number to predict.
     labels = Cells("text", np.array(classes, dtype=object))
-    return RawTable(folder.name, {"class": labels}, np.arange(len(x)), x=x)
+    files = [path.relative_to(folder).as_posix() for path in paths]
+    beside = {"file": Cells("text", np.array(files, dtype=object))}
+    return RawTable(folder.name, {"class": labels}, np.arange(len(x)), x=x, beside=beside)
 
 
 def _read(path: Path, size: tuple[int, int] | None) -> np.ndarray:

@@ -16,7 +16,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.question import question
 from coterie.core.tree import Tree
 from coterie.data.card import DataCard
-from coterie.data.images import read_client
+from coterie.predictions import decode, rows_to_predict, tabulate
 from coterie.running.build import build_algorithm
 from coterie.running.files import blame, read
 from coterie.running.folder import read_json, to_json, write
@@ -69,13 +69,13 @@ class Personal:
 
     def predict(self, x: Any) -> np.ndarray:
         """Predictions for new rows: a file, a folder of images, a table, or an array."""
-        if isinstance(x, str | Path) and Path(x).is_dir():
-            x = read_client(Path(x), tuple(self.card.sample_shape[-2:]))
+        return decode(self._output(rows_to_predict(x, self.card)), self.card, self.algorithm)
+
+    def predict_table(self, x: Any, id: str | None = None) -> Any:
+        """Predictions with row or file name and the probability of each class."""
+        rows = rows_to_predict(x, self.card)
+        return tabulate(rows, self._output(rows), self.card, self.algorithm, id).to_frame()
+
+    def _output(self, rows: Any) -> Tensor:
         with torch.no_grad():
-            output = self.algorithm.predict(self.personal, self.card.encoder.encode(x))
-        if not self.algorithm.supervised:
-            return np.asarray(output.argmax(1))
-        if self.card.task == "classification":
-            return np.asarray(self.card.encoder.decode(output.argmax(1)))
-        output = output.squeeze(1) if output.ndim == 2 and output.shape[1] == 1 else output
-        return np.asarray(self.card.encoder.decode(output))
+            return self.algorithm.predict(self.personal, self.card.encoder.encode(rows))

@@ -17,7 +17,7 @@ Formats = Mapping[str, str]
 HTML_ROWS = 100  # a notebook cell longer than this is scrolled past, not read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Rows under named columns.
 
@@ -55,6 +55,9 @@ class Table:
         place = list(self.columns).index(column)
         return [row[place] for row in self.rows]
 
+    def __repr__(self) -> str:
+        return f"Table({len(self.rows)} rows: {', '.join(self.columns)})"
+
     def __str__(self) -> str:
         return text_table(self.columns, self.rows, self.formats)
 
@@ -81,6 +84,13 @@ class Table:
                 "Install it with: pip install 'coterie[tables]'"
             ) from error
         return pandas.DataFrame([list(row) for row in self.rows], columns=list(self.columns))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame if pandas is installed, else this table."""
+        try:
+            return self.to_pandas()
+        except ConfigError:
+            return self
 
 
 def text_table(

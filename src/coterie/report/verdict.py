@@ -37,7 +37,7 @@ class Interval(NamedTuple):
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """Which way of training to use, how sure that is, and which clients should use another.
 
@@ -303,6 +303,9 @@ class Verdict:
                 "than those compared here. Set stop='validation' to keep the best."
             )
         return said
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.recommendation!r})"
 
     def __str__(self) -> str:
         cost = f"Losses are measured on each client's {self.split} rows."

@@ -26,7 +26,7 @@ from coterie.running.record import moves
 from coterie.running.why import USUAL, Asking, Part, Who, explain
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A run that came to its end."""
 
@@ -46,6 +46,10 @@ class Result:
     held_losses: Tensor = field(default_factory=lambda: torch.zeros(0, 0), repr=False)
     files: dict[str, bytes] = field(default_factory=dict, repr=False)  # what final/ holds
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        name, n = self.summary["algorithm"], self.summary["clients"]
+        return f"Result({name}, {n} clients, {len(self.rounds)} rounds)"
 
 
 def assignment_of(state: Any) -> Tensor | None:
