@@ -177,11 +177,14 @@ def alive(entry: dict[str, Any]) -> bool:
 
 def why_ended(entry: dict[str, Any]) -> str:
     """How a process ended, if it was a child of this process."""
+    end = time.monotonic() + 2.0
     with contextlib.suppress(ChildProcessError):
-        pid, status = os.waitpid(entry["pid"], os.WNOHANG)
-        code = os.waitstatus_to_exitcode(status) if pid else 0
-        if pid:
-            return f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        while time.monotonic() < end:
+            pid, status = os.waitpid(entry["pid"], os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                return f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            time.sleep(0.02)  # its other threads are still ending
     return "ended"
 
 

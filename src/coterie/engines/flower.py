@@ -118,7 +118,7 @@ def server_app(serve: Callable[[Link, Path, Mapping[str, Any]], None], folder: P
     def main(grid: Grid, context: Context) -> None:
         from coterie.engines.flower_private import pull_quickly
 
-        pull_quickly()
+        pull_quickly(float(context.run_config["deadline"]))
         out = Path(str(context.run_config["out"])).expanduser()
         serve(GridLink(grid, live_file(out)), folder, context.run_config)
 

@@ -24,6 +24,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Error, Message
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import (
     HEARTBEAT_DEFAULT_INTERVAL,
     HEARTBEAT_PATIENCE,
@@ -81,11 +82,14 @@ def check_version() -> None:
         )
 
 
-def pull_quickly() -> None:
-    """Ask for an object that is not there yet again after 0.05 s instead of 1 s, at most 0.5 s."""
+def pull_quickly(seconds: float) -> None:
+    """Ask for an object that is not uploaded yet again after 0.05 s instead of 1 s.
+
+    Pauses grow to 0.5 s, and end when it has been missing for a number of seconds.
+    """
     defaults: Any = pull_objects.__kwdefaults__
-    # Flower gives up after a number of tries, too; its limit in seconds is enough.
-    defaults.update(initial_backoff=0.05, backoff_cap=0.5, max_tries_per_object=None)
+    defaults.update(initial_backoff=0.05, backoff_cap=0.5, max_time=seconds)
+    defaults.update(max_tries_per_object=None)
 
 
 # nodes
@@ -142,7 +146,7 @@ class Fleet:
         )
         self.node = Node()
         self.heart: HeartbeatSender | None = None
-        pull_quickly()
+        pull_quickly(60.0)
 
     def connect(self) -> int:
         """Connect under the earlier number, if the SuperLink knows it, or else under a new one."""
@@ -232,8 +236,6 @@ class Fleet:
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
-        from flwr.app.message import remove_content_from_message
-
         bare = remove_content_from_message(reply) if reply.has_content() else reply
         try:
             said = self.client.PushMessages(
