@@ -83,12 +83,11 @@ class Attendant:
             self.stop.wait(PAUSES[min(failures, len(PAUSES)) - 1])
 
     def _answer(self, fleet: Fleet) -> None:
-        last = time.monotonic()
         while not self.stop.is_set():
             asked = fleet.receive()
             if asked is None:
                 self._note(None)
-                waited = time.monotonic() - last
+                waited = time.monotonic() - fleet.heard
                 self.stop.wait(min(max(SHORTEST, SHARE * waited), LONGEST))
                 continue
             answer = self._work(asked)
@@ -97,10 +96,10 @@ class Attendant:
                     fleet.reply(asked, answer)
                     break
                 except Exception as error:
-                    if not away(error) or asked.left <= 0 or self.stop.wait(1.0):
+                    if not away(error) or asked.letter.left <= 0 or self.stop.wait(1.0):
                         raise
-            fleet.done()
-            last = time.monotonic()
+            fleet.done(asked.letter)
+            fleet.heard = time.monotonic()
 
     def _work(self, asked: Asked) -> Envelope | str:
         if asked.envelope is None:

@@ -55,12 +55,14 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
     push_objects,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -68,7 +70,7 @@ from coterie.engines.flower import TYPE, from_records, to_records
 from coterie.engines.relay import Envelope
 
 VERSION = "1.41"
-NUMBER, PENDING, AGAIN = "node.number", "message.pending", "message.again"
+NUMBER, INBOX, AGAIN = "node.number", "inbox", ".again"
 
 
 def check_version() -> None:
@@ -99,18 +101,42 @@ class Refused(Exception):
     """The SuperLink does not accept this node, or does not know it any more."""
 
 
-class Asked(NamedTuple):
-    """A message from the SuperLink."""
+class Letter:
+    """A message that is not answered yet, in a file, and its parts as they arrive."""
 
-    message: Message
-    envelope: Envelope | None  # None: the message is not for Coterie
-    began: float
+    def __init__(self, path: Path) -> None:
+        self.path, self.parts = path, dict[str, bytes]()
+        said = PullMessagesResponse.FromString(path.read_bytes())
+        self.message = message_from_proto(said.messages_list[0])
+        self.numbers = [
+            part.object_id for part in iterate_object_tree(said.message_object_trees[0])
+        ]
 
     @property
     def left(self) -> float:
         """Seconds until nobody waits for the answer any more."""
         about = self.message.metadata
         return float(about.created_at + about.ttl - time.time())
+
+
+class Asked(NamedTuple):
+    """A message from the SuperLink that has arrived as a whole."""
+
+    letter: Letter
+    message: Message
+    envelope: Envelope | None  # None: the message is not for Coterie
+    began: float
+
+
+def _take_up(path: Path) -> Letter | None:
+    """A message that a killed node did not answer; None if it was taken up once before.
+
+    It may be what kills the node.
+    """
+    if path.suffix == AGAIN:
+        path.unlink()
+        return None
+    return Letter(path.rename(path.with_suffix(AGAIN)))
 
 
 class Fleet:
@@ -125,8 +151,8 @@ class Fleet:
     key
         The node's private key. Without TLS the node makes a key of its own.
     home
-        The client's folder. It keeps the number that the SuperLink gave the node, and the message
-        that is being answered, so that a node that was killed continues where it was.
+        The client's folder. It keeps the number that the SuperLink gave the node, and the messages
+        that are not answered yet, so that a node that was killed continues where it was.
     """
 
     def __init__(self, superlink: str, certificate: Path | None, key: Path, home: Path) -> None:
@@ -146,7 +172,11 @@ class Fleet:
         )
         self.node = Node()
         self.heart: HeartbeatSender | None = None
-        pull_quickly(60.0)
+        self.heard = time.monotonic()  # when the last message came
+        self.inbox = home / INBOX
+        self.inbox.mkdir(exist_ok=True)
+        found = [_take_up(path) for path in sorted(self.inbox.iterdir())]
+        self.letters = [letter for letter in found if letter is not None]
 
     def connect(self) -> int:
         """Connect under the earlier number, if the SuperLink knows it, or else under a new one."""
@@ -183,49 +213,56 @@ class Fleet:
         return known
 
     def receive(self) -> Asked | None:
-        """The message that a killed node was answering, or the next message, if there is one."""
-        pending = self.home / PENDING
-        if pending.exists():
-            return self._again(pending)
+        """A message that has arrived as a whole, if there is one.
+
+        The SuperLink shows a message before its parts are uploaded. Such a message does not keep
+        the node from others: the server that was sending it may have died.
+        """
         try:
+            for letter in list(self.letters):
+                if letter.left <= 0:
+                    self.done(letter)
+                elif (asked := self._open(letter)) is not None:
+                    return asked
             said = self.client.PullMessages(PullMessagesRequest(node=self.node))
         except httpx.HTTPStatusError as error:
             raise Refused(_reason(error)) from None
         if not said.messages_list:
             return None
-        pending.write_bytes(said.SerializeToString())
-        return self._open(said)
+        self.heard = time.monotonic()
+        path = self.inbox / said.messages_list[0].metadata.message_id
+        path.write_bytes(said.SerializeToString())
+        self.letters.append(Letter(path))
+        return self._open(self.letters[-1])
 
-    def _again(self, pending: Path) -> Asked | None:
-        """Take a message up once more, but not a third time: it may be what kills the node."""
-        said, again = PullMessagesResponse.FromString(pending.read_bytes()), self.home / AGAIN
-        if again.exists() and again.read_bytes() == pending.read_bytes():
-            self.done()
-            return None
-        again.write_bytes(pending.read_bytes())
-        asked = self._open(said)
-        if asked is not None and asked.left <= 0:
-            self.done()
-            return None
-        return asked
+    def _open(self, letter: Letter) -> Asked | None:
+        """A message, if all its parts are there."""
+        about = letter.message.metadata
+        if about.message_type != TYPE:
+            return Asked(letter, letter.message, None, time.time())
+        get = make_pull_object_fn_protobuf(self.client.PullObject, self.node, about.run_id)
+        late = []
 
-    def _open(self, said: PullMessagesResponse) -> Asked | None:
-        began = time.time()
-        message, tree = message_from_proto(said.messages_list[0]), said.message_object_trees[0]
-        number, run = message.metadata.message_id, message.metadata.run_id
-        if message.metadata.message_type != TYPE:
-            return Asked(message, None, began)
-        pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, run)
+        def pull(number: str) -> bytes:
+            try:
+                letter.parts[number] = get(number)
+            except ObjectUnavailableError:
+                late.append(number)
+                raise
+            return letter.parts[number]
+
         try:
-            parts = pull_objects([part.object_id for part in iterate_object_tree(tree)], pull)
-            whole: Any = inflate_object_from_contents(number, parts)
-            whole.metadata.__dict__["_message_id"] = number
-            return Asked(whole, from_records(whole.content), began)
+            missing = [number for number in letter.numbers if number not in letter.parts]
+            pull_objects(missing, pull, max_tries_per_object=1)
+            whole: Any = inflate_object_from_contents(about.message_id, letter.parts)
+            whole.metadata.__dict__["_message_id"] = about.message_id
+            return Asked(letter, whole, from_records(whole.content), time.time())
         except httpx.TransportError:
             raise
-        except Exception as error:  # the run has ended, or the message cannot be read
-            print(f"a message was dropped: {type(error).__name__} {error}", flush=True)
-            self.done()
+        except (Exception, RunNotRunningException) as error:
+            if not late:  # the run has ended, or the message cannot be read
+                print(f"a message was dropped: {type(error).__name__} {error}", flush=True)
+                self.done(letter)
             return None
 
     def reply(self, asked: Asked, answer: Envelope | str) -> None:
@@ -257,10 +294,10 @@ class Fleet:
         except httpx.HTTPStatusError as error:  # the run has ended, or was answered before
             print(f"an answer was not accepted: {_reason(error)}", flush=True)
 
-    def done(self) -> None:
-        """Forget the message that is being answered."""
-        for name in (PENDING, AGAIN):
-            (self.home / name).unlink(missing_ok=True)
+    def done(self, letter: Letter) -> None:
+        """Forget a message."""
+        self.letters.remove(letter)
+        letter.path.unlink(missing_ok=True)
 
     def close(self, leave: bool = True) -> None:
         """End the connection; `leave`: tell the SuperLink that the node has left."""
