@@ -90,16 +90,9 @@ class Attendant:
                 waited = time.monotonic() - fleet.heard
                 self.stop.wait(min(max(SHORTEST, SHARE * waited), LONGEST))
                 continue
-            answer = self._work(asked)
-            while True:
-                try:
-                    fleet.reply(asked, answer)
-                    break
-                except Exception as error:
-                    if not away(error) or asked.letter.left <= 0 or self.stop.wait(1.0):
-                        raise
-            fleet.done(asked.letter)
+            fleet.reply(asked, self._work(asked))
             fleet.heard = time.monotonic()
+            self._note(None, done=True)
 
     def _work(self, asked: Asked) -> Envelope | str:
         if asked.envelope is None:
@@ -118,10 +111,10 @@ class Attendant:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}"
 
-    def _note(self, asked: Envelope | None) -> None:
+    def _note(self, asked: Envelope | None, done: bool = False) -> None:
         """Write when the SuperLink was last reached, and what the client is doing."""
         now = time.time()
-        if asked is None and now - self._told < 1.0:
+        if asked is None and not done and now - self._told < 1.0:
             return
         about: dict[str, Any] = {"seen": now, "doing": None}
         if asked is not None:

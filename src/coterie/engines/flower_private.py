@@ -14,6 +14,7 @@ it, run `tests/deploy` and `benchmarks/flower/drills.py`, and then change `VERSI
 import hmac
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,10 +56,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPushError,
     ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
-    push_objects,
+    push_object_contents_from_iterable,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -70,7 +72,7 @@ from coterie.engines.flower import TYPE, from_records, to_records
 from coterie.engines.relay import Envelope
 
 VERSION = "1.41"
-NUMBER, INBOX, AGAIN = "node.number", "inbox", ".again"
+NUMBER, INBOX, AGAIN, ANSWER, REQUEST = "node.number", "inbox", ".again", ".answer", "request"
 
 
 def check_version() -> None:
@@ -102,10 +104,11 @@ class Refused(Exception):
 
 
 class Letter:
-    """A message that is not answered yet, in a file, and its parts as they arrive."""
+    """A message that is not answered yet, in a file, its parts as they arrive, and its answer."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.parts = path, dict[str, bytes]()
+        self.answer = path.with_name(path.stem + ANSWER)
         said = PullMessagesResponse.FromString(path.read_bytes())
         self.message = message_from_proto(said.messages_list[0])
         self.numbers = [
@@ -128,15 +131,23 @@ class Asked(NamedTuple):
     began: float
 
 
-def _take_up(path: Path) -> Letter | None:
-    """A message that a killed node did not answer; None if it was taken up once before.
+def _take_up(inbox: Path) -> list[Letter]:
+    """The messages that a killed node left, without those that were taken up once before.
 
-    It may be what kills the node.
+    Such a message may be what kills the node. If there is an answer, it is only to be sent.
     """
-    if path.suffix == AGAIN:
+    letters = []
+    for path in inbox.glob(f"*.part{ANSWER}"):
         path.unlink()
-        return None
-    return Letter(path.rename(path.with_suffix(AGAIN)))
+    for path in sorted(path for path in inbox.iterdir() if path.suffix != ANSWER):
+        letter = Letter(path)
+        if not letter.answer.exists():
+            if path.suffix == AGAIN:
+                path.unlink()
+                continue
+            letter = Letter(path.rename(path.with_suffix(AGAIN)))
+        letters.append(letter)
+    return letters
 
 
 class Fleet:
@@ -175,8 +186,7 @@ class Fleet:
         self.heard = time.monotonic()  # when the last message came
         self.inbox = home / INBOX
         self.inbox.mkdir(exist_ok=True)
-        found = [_take_up(path) for path in sorted(self.inbox.iterdir())]
-        self.letters = [letter for letter in found if letter is not None]
+        self.letters = _take_up(self.inbox)
 
     def connect(self) -> int:
         """Connect under the earlier number, if the SuperLink knows it, or else under a new one."""
@@ -222,6 +232,8 @@ class Fleet:
             for letter in list(self.letters):
                 if letter.left <= 0:
                     self.done(letter)
+                elif letter.answer.exists():
+                    self._send(letter)
                 elif (asked := self._open(letter)) is not None:
                     return asked
             said = self.client.PullMessages(PullMessagesRequest(node=self.node))
@@ -266,38 +278,61 @@ class Fleet:
             return None
 
     def reply(self, asked: Asked, answer: Envelope | str) -> None:
-        """Answer a message, with an envelope or with the reason why there is none."""
+        """Answer a message, with an envelope or with the reason why there is none.
+
+        The answer is written to a file first. A node that is killed while it sends must send the
+        same bytes again, because the SuperLink takes no second answer.
+        """
         content = Error(0, answer) if isinstance(answer, str) else to_records(answer)
         reply = Message(content, reply_to=asked.message)
-        run, number = asked.message.metadata.run_id, asked.message.metadata.message_id
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+            parts = {number: part.deflate() for number, part in objects.items()}
         bare = remove_content_from_message(reply) if reply.has_content() else reply
+        request = PushMessagesRequest(
+            messages_list=[message_to_proto(bare)],
+            message_object_trees=[tree],
+            clientapp_runtime_list=[time.time() - asked.began],
+        )
+        part = asked.letter.answer.with_suffix(".part" + ANSWER)
+        with zipfile.ZipFile(part, "w") as file:
+            file.writestr(REQUEST, request.SerializeToString())
+            for number, piece in parts.items():
+                file.writestr(number, piece)
+        part.replace(asked.letter.answer)
+        self._send(asked.letter)
+
+    def _send(self, letter: Letter) -> None:
+        """Send an answer, and confirm that the message needs nothing more."""
+        with zipfile.ZipFile(letter.answer) as file:
+            parts = {name: file.read(name) for name in file.namelist()}
+        request = PushMessagesRequest.FromString(parts.pop(REQUEST))
+        request.node.CopyFrom(self.node)
+        about = letter.message.metadata
         try:
-            said = self.client.PushMessages(
-                PushMessagesRequest(
-                    node=self.node,
-                    messages_list=[message_to_proto(bare)],
-                    message_object_trees=[tree],
-                    clientapp_runtime_list=[time.time() - asked.began],
+            said = self.client.PushMessages(request)
+            push_object_contents_from_iterable(
+                [(number, parts[number]) for number in said.objects_to_push],
+                make_push_object_fn_protobuf(
+                    self.client.PushObject, self.node, about.run_id, said.session_id
+                ),
+            )
+            self.client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self.node, run_id=about.run_id, message_object_id=about.message_id
                 )
             )
-            push = make_push_object_fn_protobuf(
-                self.client.PushObject, self.node, run, said.session_id
-            )
-            with no_object_id_recompute():
-                push_objects(objects, push, object_ids_to_push=set(said.objects_to_push))
-            self.client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
-            )
-        except httpx.HTTPStatusError as error:  # the run has ended, or was answered before
-            print(f"an answer was not accepted: {_reason(error)}", flush=True)
+        except (httpx.HTTPStatusError, ObjectPushError) as error:  # the run has ended
+            why = _reason(error) if isinstance(error, httpx.HTTPStatusError) else str(error)
+            print(f"an answer was not accepted: {why}", flush=True)
+        self.done(letter)
 
     def done(self, letter: Letter) -> None:
         """Forget a message."""
         self.letters.remove(letter)
-        letter.path.unlink(missing_ok=True)
+        for path in (letter.path, letter.answer):
+            path.unlink(missing_ok=True)
 
     def close(self, leave: bool = True) -> None:
         """End the connection; `leave`: tell the SuperLink that the node has left."""
