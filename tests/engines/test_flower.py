@@ -1,6 +1,7 @@
 """Envelopes as Flower's records."""
 
 import ast
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,34 @@ import coterie
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'coterie[flower]'")
 
-from coterie.engines.flower import SMALL, from_records, to_records
-from coterie.engines.flower_private import check_version
+from flwr.app import Metadata
+from flwr.app.message import make_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+from coterie.engines.flower import SMALL, TYPE, from_records, to_records
+from coterie.engines.flower_private import check_version, take_up
 from coterie.engines.relay import Envelope
+
+
+def message_of(asked, node=7):
+    """A message as Flower carries it."""
+    about = Metadata(
+        run_id=1,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=node,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=30,
+        message_type=TYPE,
+    )
+    message = make_message(about, content=to_records(asked))
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
 
 PUBLIC = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp"}
 
@@ -24,6 +50,30 @@ def test_small_blobs_travel_in_the_head_and_large_ones_are_shared_arrays():
     assert list(first.array_records) == ["b2"]
     assert first["b2"] is second["b2"]  # so Flower uploads it once
     assert from_records(first) == asked
+
+
+def test_a_small_message_is_three_objects():
+    asked = Envelope({"round": 1, "calls": []}, {f"{n:02x}": bytes(1000) for n in range(20)})
+    assert len(get_all_nested_objects(message_of(asked))) == 3
+
+
+def test_a_message_is_taken_up_once_and_its_answer_is_always_sent(tmp_path):
+    message = message_of(Envelope({}, {}))
+    said = PullMessagesResponse(
+        messages_list=[message_to_proto(message)], message_object_trees=[get_object_tree(message)]
+    )
+    (tmp_path / message.object_id).write_bytes(said.SerializeToString())
+    (letter,) = take_up(tmp_path)  # the node was killed once
+    assert letter.message.metadata.dst_node_id == 7
+    assert len(letter.numbers) == 3
+    assert 0 < letter.left <= 30
+    letter.answer.write_bytes(b"")
+    (tmp_path / f"{message.object_id}.part.answer").write_bytes(b"")
+    (again,) = take_up(tmp_path)  # it has an answer, which must be sent
+    assert again.answer == letter.answer
+    letter.answer.unlink()
+    assert take_up(tmp_path) == []  # killed twice: the message may be the reason
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_one_file_uses_what_flower_keeps_private():

@@ -131,7 +131,7 @@ class Asked(NamedTuple):
     began: float
 
 
-def _take_up(inbox: Path) -> list[Letter]:
+def take_up(inbox: Path) -> list[Letter]:
     """The messages that a killed node left, without those that were taken up once before.
 
     Such a message may be what kills the node. If there is an answer, it is only to be sent.
@@ -186,7 +186,7 @@ class Fleet:
         self.heard = time.monotonic()  # when the last message came
         self.inbox = home / INBOX
         self.inbox.mkdir(exist_ok=True)
-        self.letters = _take_up(self.inbox)
+        self.letters = take_up(self.inbox)
 
     def connect(self) -> int:
         """Connect under the earlier number, if the SuperLink knows it, or else under a new one."""
