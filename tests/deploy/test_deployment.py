@@ -23,6 +23,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'coteri
 
 from coterie.deploy.keys import node_key
 from coterie.deploy.local import Deployment
+from coterie.deploy.node import node_command
 from coterie.deploy.processes import environment, free_port, start_time, tool
 
 HERE = Path(newcomer.__file__).parent
@@ -101,6 +102,7 @@ def test_a_federation_of_stock_nodes_with_a_database(tmp_path):
         for name in ("client-0", "client-1"):
             key = trial / "state" / "nodes" / name / "worker.key"
             assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        a_stock_node_with_an_unknown_key_is_refused(trial, tmp_path)
         down_ends_every_process(trial)
     finally:
         coterie("deploy", "down", trial)
@@ -168,6 +170,28 @@ def keys_and_runs_are_for_their_owner_alone(deployment):
 
 
 def a_node_with_an_unknown_key_is_refused(deployment, tmp_path):
+    node_key(tmp_path / "stranger")
+    local, home, log = Deployment(deployment), tmp_path / "stranger-node", tmp_path / "stranger.log"
+    address = (local.address["superlink"], local.certificate, tmp_path / "stranger", ())
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            node_command(home, "client-0", "run", *address),
+            env=environment(home / "flower"),
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        end = time.monotonic() + 90
+        while "refused by the SuperLink" not in log.read_text() and time.monotonic() < end:
+            time.sleep(0.2)
+        assert "refused by the SuperLink" in log.read_text()
+        assert "connected" not in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def a_stock_node_with_an_unknown_key_is_refused(deployment, tmp_path):
     node_key(tmp_path / "stranger")
     local = Deployment(deployment)
     command = [

@@ -59,7 +59,9 @@ def init(
 @app.command()
 def up(
     folder: Deployment,
-    clients: Annotated[int, typer.Option(help="Number of nodes to start; 0: only the server.")] = 0,
+    clients: Annotated[
+        int, typer.Option(help="Number of clients to start; 0: only the server.")
+    ] = 0,
     names: Annotated[
         str | None,
         typer.Option(help="Names of the clients, separated by commas. Default: from the run file."),
@@ -111,8 +113,7 @@ def up(
 ) -> None:
     """Start a federation on this machine: a SuperLink with TLS, and nodes with their own keys.
 
-    A supervisor starts again what ends. If only the supervisor has ended, this command starts it
-    with the options of the first time.
+    A supervisor starts again what ends.
 
     Examples:
 

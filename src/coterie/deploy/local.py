@@ -56,7 +56,8 @@ class Deployment:
         self.book = Book(self.state)
         self.keys = self.state / "keys"
         self.home = self.state / "flower"
-        self.out = self.folder / "run"  # the run folder
+        last = self.state / "last_run"  # the run folder that was used last
+        self.out = Path(last.read_text()) if last.exists() else self.folder / "run"
         self.events_file = self.state / "events.jsonl"
 
     # starting
@@ -322,7 +323,8 @@ class Deployment:
     ) -> bool:
         """Run until the end, and start the server app again if it dies."""
         end = time.monotonic() + seconds
-        self.out = Path(config.get("out", self.out))
+        self.out = Path(config.get("out", self.folder / "run"))
+        private(self.state / "last_run", str(self.out).encode())
         folder = RunFolder(self.out)
         told = before = len(folder.lines())
         noticed = len(self.events())
