@@ -204,7 +204,7 @@ def a_stock_node_with_an_unknown_key_is_refused(deployment, tmp_path):
     log = tmp_path / "stranger.log"
     with open(log, "wb") as file:
         env = environment(tmp_path / "flower")
-        said = subprocess.run(command, env=env, stdout=file, stderr=file, timeout=90, check=False)
+        said = subprocess.run(command, env=env, stdout=file, stderr=file, timeout=300, check=False)
     assert said.returncode == 1
     assert "Exit Code: 305" in log.read_text()
 

@@ -371,7 +371,7 @@ class Deployment:
 
     def status(self) -> dict[str, Any]:
         """The processes, the nodes, the round, and whose answers are missing."""
-        events, now, processes = self.events(), time.time(), []
+        events, processes = self.events(), []
         for entry in self.book.read():
             up = alive(entry)
             restarts = [e for e in events if e["role"] == entry["role"] and e["kind"] == "ended"]
@@ -381,40 +381,40 @@ class Deployment:
             if entry["role"] == SUPERLINK:
                 about["answers"] = up and self._answers()
             if "clients" in entry:
-                about["seen"] = {name: self._seen(name, now) for name in entry["clients"]}
+                about["seen"] = {name: self._seen(name) for name in entry["clients"]}
             processes.append(about)
         rounds = read_json(self.folder / "app" / "run.json").get("run", {}).get("rounds")
         return {
             "processes": processes,
-            "nodes": self._registered(processes, now),
+            "nodes": self._registered(processes),
             "rounds": len(RunFolder(self.out).lines()),
             "of": rounds,
             "finished": (self.out / "summary.json").exists(),
             "running": locked(self.out),
-            "waiting": self._waiting(now) if locked(self.out) else [],
+            "waiting": self._waiting() if locked(self.out) else [],
         }
 
-    def _seen(self, name: str, now: float) -> dict[str, Any] | None:
+    def _seen(self, name: str) -> dict[str, Any] | None:
         """When a client on this machine last reached the SuperLink, and what it does."""
         path = self.node_home(name) / "seen.json"
         with contextlib.suppress(OSError, ValueError):
             about = json.loads(path.read_text())
-            return {**about, "seconds_ago": round(now - about["seen"], 1)}
+            return {**about, "seconds_ago": _ago(about["seen"])}
         return None
 
-    def _registered(self, processes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+    def _registered(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """All nodes that may connect, as the SuperLink sees them."""
         if not any(p.get("answers") for p in processes) or self.address["insecure"]:
             return []
         from coterie.engines.flower_private import Control
 
-        return Control(self.address["superlink"], self.certificate, self.token).nodes(now)
+        return Control(self.address["superlink"], self.certificate, self.token).nodes()
 
-    def _waiting(self, now: float) -> list[dict[str, Any]]:
+    def _waiting(self) -> list[dict[str, Any]]:
         """Clients whose answers are missing, and for how long."""
         with contextlib.suppress(OSError, ValueError):
             entries = json.loads(live_file(self.out).read_text())
-            return [{**e, "seconds": round(now - e["since"], 1)} for e in entries]
+            return [{**e, "seconds": _ago(e["since"])} for e in entries]
         return []
 
     def node_home(self, client: str) -> Path:
@@ -438,6 +438,11 @@ def _format_line(line: dict[str, Any]) -> str:
 def _near(host: str) -> str:
     """The address at which processes of this machine reach a host's SuperLink."""
     return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def _ago(moment: float) -> float:
+    """Seconds since a moment."""
+    return max(0.0, round(time.time() - moment, 1))
 
 
 def describe_status(found: dict[str, Any]) -> list[str]:

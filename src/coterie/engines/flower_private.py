@@ -434,22 +434,16 @@ class Control:
                     refused[name] = _reason(error)
         return refused
 
-    def nodes(self, now: float) -> list[dict[str, Any]]:
+    def nodes(self) -> list[dict[str, Any]]:
         """The registered nodes: name, status, and seconds since the last heartbeat."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
-        return [
-            {
-                "name": node.name,
-                "status": node.status,
-                "heartbeat": round(
-                    now + HEARTBEAT_PATIENCE * node.heartbeat_interval - node.online_until, 1
-                )
-                if node.online_until
-                else None,
-            }
-            for node in self.client.ListNodes(ListNodesRequest()).nodes_info
-        ]
+        found = []
+        for node in self.client.ListNodes(ListNodesRequest()).nodes_info:
+            beat = node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval
+            ago = max(0.0, round(time.time() - beat, 1)) if node.online_until else None
+            found.append({"name": node.name, "status": node.status, "heartbeat": ago})
+        return found
 
 
 def clientapp() -> Callable[[], None]:
