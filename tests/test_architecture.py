@@ -15,6 +15,7 @@ PACKAGE = Path(coterie.__file__).parent
 ARROWS = {
     "core": set(),
     "metrics": set(),
+    "measured": set(),
     "clustering": {"core"},
     "evidence": {"core"},
     "models": {"core"},
@@ -37,6 +38,7 @@ ARROWS = {
     "estimator": {"core", "clustering", "algorithms", "data", "engines"},
     "advice": {
         "core",
+        "measured",
         "clustering",
         "evidence",
         "algorithms",
@@ -46,7 +48,7 @@ ARROWS = {
         "running",
     },
     "fitted": {"advice", "core", "evidence", "data", "engines", "report", "running"},
-    "catalogue": {"core", "algorithms", "data", "models"},
+    "catalogue": {"core", "algorithms", "data", "measured", "models"},
     "quickstart": {"catalogue", "core", "report", "running"},
     "cli": {
         "core",

@@ -17,6 +17,7 @@ from coterie.algorithms.survey import seeded
 from coterie.algorithms.survey.seeded import Kind
 from coterie.core.model import Model
 from coterie.data import FederatedData
+from coterie.measured import say_best
 from coterie.report import evidence
 from coterie.report.table import Table
 from coterie.report.why import Why
@@ -188,7 +189,20 @@ def _paragraphs(advice: Advice) -> list[str]:
         'the models. After training, ask for the verdict, which uses held-out data (see "Should I '
         'cluster?" in the documentation).'
     )
+    if measured := say_best(_measured_kind(advice)):
+        parts.append(measured)
     return parts
+
+
+def _measured_kind(advice: Advice) -> str:
+    """The kind of difference in our measurements that is most like the one found."""
+    found = advice.evidence
+    if advice.kind == "meaning":
+        return {True: "rotation", False: "concept shift", None: ""}[found["inputs_differ"]]
+    if advice.kind != "labels":
+        return ""
+    overlap = found["label_overlap"]
+    return "label skew 1" if overlap is not None and overlap < APART else "label skew 4"
 
 
 def _verdict(advice: Advice) -> str:

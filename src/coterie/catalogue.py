@@ -14,6 +14,7 @@ from coterie.core.errors import ConfigError, unknown
 from coterie.core.plugins import load_plugins
 from coterie.data.assemble import Reading
 from coterie.data.formats import ENDINGS
+from coterie.measured import say_where
 
 assert algorithms  # imported for the methods it lists
 
@@ -146,6 +147,8 @@ def _describe(name: str, thing: Any) -> str:
         parts.append(inspect.getdoc(module) or "")
         if name in WHEN:
             parts.append(f"Use it {WHEN[name]}")
+        if measured := say_where(name):
+            parts.append(measured)
     parts.append(inspect.getdoc(thing) or "")
     parts.append("Options\n" + "\n".join(_options(thing)))
     return "\n\n".join(parts)

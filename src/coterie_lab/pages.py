@@ -57,7 +57,12 @@ def take_in(plan: Plan, store: Path) -> dict[tuple[str, int, str], dict[str, Any
             path = summary_path(own, one["study"], one["seed"])
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path, (json.dumps(one) + "\n").encode())
-    found = {}
+    tables = {study.name for recipe in RECIPES.values() for study in recipe.studies()}
+    found = {  # runs of no table, such as those on clients without groups
+        (one["study"], one["seed"], one["scale"]): one
+        for one in json_lines(store)
+        if one["study"] not in tables
+    }
     for scale in scales(plan):
         own = replace(plan, scale=scale)
         for recipe in RECIPES.values():

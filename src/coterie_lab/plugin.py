@@ -7,11 +7,12 @@ networks (`coterie.models.MODELS`) and the list of recipes.
 from coterie import catalogue
 from coterie.catalogue import Entry
 from coterie_lab import networks
-from coterie_lab.partitions import blends, classes, published
+from coterie_lab.partitions import blends, classes, kinds, published
 
 assert networks
 assert blends
 assert classes
+assert kinds
 assert published
 
 
