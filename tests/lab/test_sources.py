@@ -3,8 +3,10 @@
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import os
+import random
 import struct
 import tarfile
 import threading
@@ -20,6 +22,7 @@ from coterie_lab import sources
 from coterie_lab.sources import SOURCES, cifar, femnist, idx, text, uci
 from coterie_lab.sources.files import File, Layout, Pool, Source, cache, folders, verdict
 from coterie_lab.sources.get import get
+from coterie_lab.sources.lzw import unpack_z
 
 real = pytest.mark.skipif(
     "COTERIE_DATA" not in os.environ, reason="COTERIE_DATA is not set: needs the data sets"
@@ -285,6 +288,74 @@ def test_a_wrong_file_is_not_kept(shop, tmp_path):
     with pytest.raises(DataError, match="another checksum"):
         get(bought(shop, "0" * 32), tmp_path)
     assert not list(tmp_path.rglob("thing*"))
+
+
+def pack_z(content: bytes, most: int = 16) -> bytes:
+    """A small packer: codes in groups of eight, padded when the width changes."""
+    table = {bytes([i]): i for i in range(256)}
+    width, bits, place, start, word, free = 9, 0, 0, 0, b"", 257
+    for i in range(len(content)):
+        letter = content[i : i + 1]
+        if word + letter in table:
+            word += letter
+            continue
+        bits |= table[word] << place
+        place += width
+        if free < 1 << most:
+            table[word + letter] = free
+            free += 1
+        if free - 1 > (1 << width) - 1 and width < most:  # the reader is one entry behind
+            place = start + -(-(place - start) // (8 * width)) * 8 * width
+            width, start = width + 1, place
+        word = letter
+    if word:
+        bits |= table[word] << place
+        place += width
+    return b"\x1f\x9d" + bytes([most | 128]) + bits.to_bytes(-(-place // 8), "little")
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 3000, 60_000])
+@pytest.mark.parametrize("most", [10, 16])
+def test_what_was_packed_is_unpacked(size, most):
+    draw = random.Random(size)
+    content = bytes(draw.choice(b"0123456789.,-\n") for _ in range(size))
+    assert unpack_z(pack_z(content, most)) == content
+
+
+def test_a_repeated_letter_uses_the_entry_that_is_being_made():
+    assert unpack_z(pack_z(b"a" * 1000)) == b"a" * 1000
+
+
+def test_other_files_and_damaged_ones_are_refused():
+    with pytest.raises(DataError, match="written by compress"):
+        unpack_z(b"\x1f\x8b\x08", "waveform.data.Z")
+    with pytest.raises(DataError, match="damaged"):
+        unpack_z(b"\x1f\x9d\x90" + b"\xff" * 4)
+
+
+def test_a_table_is_taken_out_of_its_archive(shop, tmp_path):
+    rows = b"1.0,2.0,0\n3.0,4.0,2\n"
+    content = hashlib.md5(rows).hexdigest()
+
+    def wanted(name: str, member: str | None) -> Source:
+        address = shop.replace("thing.bin", name)
+        file = File("uci/rows.csv.gz", None, address, content, member)
+        return Source("rows", "Rows", "nowhere", "none", (Layout((file,), bought),))
+
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("rows.csv", rows)
+    for folder, body, source in (
+        ("zip", packed.getvalue(), wanted("rows.zip", "rows.csv")),
+        ("z", pack_z(rows), wanted("rows.data.Z", None)),
+    ):
+        Shop.content = body
+        (path,) = get(source, tmp_path / folder)
+        assert (path.name, path.read_bytes()) == ("rows.csv", rows)
+        Shop.content = b"<html>gone</html>"
+        with pytest.raises(DataError, match="expected archive"):
+            get(source, tmp_path / f"{folder}-again")
+        assert not list((tmp_path / f"{folder}-again").rglob("*.*"))
 
 
 def test_offline_says_what_is_wanted(tmp_path):

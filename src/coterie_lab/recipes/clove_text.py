@@ -16,7 +16,7 @@ from coterie_lab.recipe import (
     method,
 )
 from coterie_lab.recipes.clove_images import (
-    FESEM,
+    FAULTS,
     FIRST,
     OPTIONS,
     OURS,
@@ -117,7 +117,7 @@ def entries(text: str, metrics: tuple[tuple[str, str], ...]) -> tuple[Entry, ...
         row, *printed = (part.strip() for part in line.split("|"))
         places = [(label, m, c) for label, m in metrics for c in COLUMNS]
         for (label, metric, column), figure in zip(places, printed, strict=True):
-            notes = [FESEM] if row == "FeSEM" else []
+            notes = [FAULTS[row]] if row in FAULTS else []
             if row == "FedAvg" and metric == "accuracy":
                 notes.append(TRAINING)
             name = f"{label} {column}".strip()

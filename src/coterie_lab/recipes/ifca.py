@@ -137,8 +137,8 @@ GIVEN = (
 )
 REDUCED = (
     "MNIST: 15 clients of each rotation, 15 rounds instead of 300. CIFAR: 8 clients of each "
-    "rotation with 50 images instead of 100 with 500, half of them in a round, 2 epochs in batches of 10 instead of 5 "
-    "in batches of 50, 8 rounds instead of 600."
+    "rotation with 50 images instead of 100 with 500, half of them in a round, 2 epochs in "
+    "batches of 10 instead of 5 in batches of 50, 8 rounds instead of 600."
 )
 STARTS = (
     "The result depends on the initial models. With 1,200 clients of rotated MNIST, seeds 0 and 1 "

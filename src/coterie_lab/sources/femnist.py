@@ -85,7 +85,8 @@ FEMNIST = Source(
         ),
     ),
     by_hand=(
-        "LEAF creates them from NIST's images: run its preprocessing for femnist and copy "
-        "data/all_data/*.json to femnist/ in the data folder"
+        "LEAF creates them from NIST's images: in data/femnist of its repository, run "
+        "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/all_data/*.json to "
+        "femnist/ in the data folder"
     ),
 )

@@ -53,7 +53,8 @@ class File:
     inner
         Checksum of the unpacked content.
     member
-        Name of the file inside the archive at `url`, if the address is an archive.
+        Name of the file inside the zip archive at `url`, if the address is one. An address that
+        ends in .Z is unpacked, too.
     """
 
     path: str

@@ -4,11 +4,13 @@ import contextlib
 import os
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from coterie.core.errors import DataError
 from coterie_lab.sources.files import File, Layout, Source, folders, verdict
+from coterie_lab.sources.lzw import unpack_z
 
 Report = Callable[[str, int, int | None], None]
 """Receives the name of a file, the bytes so far, and the total number of bytes."""
@@ -54,6 +56,8 @@ def _fetch(source: Source, file: File, folder: Path, report: Report) -> Path:
             f"{file.url} could not be downloaded ({reason}). The next attempt continues where this "
             f"one stopped. {source.missing(folder)}"
         ) from error
+    if file.member is not None or file.url.endswith(".Z"):
+        aside.write_bytes(_unpack(aside, file))
     wanted = File(path.name, file.md5 if packed else file.inner, inner=None)
     if verdict(wanted, _rename(aside, path)) == "damaged":
         path.unlink()
@@ -62,6 +66,20 @@ def _fetch(source: Source, file: File, folder: Path, report: Report) -> Path:
             f"was deleted. {source.missing(folder)}"
         )
     return path
+
+
+def _unpack(aside: Path, file: File) -> bytes:
+    """The file inside a downloaded archive; an archive that cannot be read is deleted."""
+    try:
+        if file.member is None:
+            return unpack_z(aside.read_bytes(), str(file.url))
+        with zipfile.ZipFile(aside) as archive:
+            return archive.read(file.member)
+    except (zipfile.BadZipFile, KeyError, DataError) as error:
+        aside.unlink()
+        raise DataError(
+            f"{file.url} did not return the expected archive ({error}). It was deleted; try again."
+        ) from error
 
 
 def _rename(aside: Path, path: Path) -> Path:

@@ -150,14 +150,14 @@ _DANN = (
     "https://raw.githubusercontent.com/GRAAL-Research/domain_adversarial_neural_network/master/data"
 )
 _SUMS = {
-    "books_train": "ec56c539d8ee6a1e9d5e4be0afa86212",
-    "books_test": "b51226bdd2b1ea63476d24c61d9550e9",
-    "dvd_train": "63e1e18a8c8a2af56780a7895730385b",
-    "dvd_test": "60ba63ec8ef29412778aeb2c71d55a7f",
-    "electronics_train": "e74bfcb234fed64c94bcf90305dee45a",
-    "electronics_test": "b57b9a9657d68f97041e65c6c94fa754",
-    "kitchen_train": "25706405e36a93b369caca0da6b72dbb",
-    "kitchen_test": "b841db710bdded5b0600071c2d117428",
+    "books_train": ("ec56c539d8ee6a1e9d5e4be0afa86212", "83789c2eee7b75ae04716547500f939a"),
+    "books_test": ("b51226bdd2b1ea63476d24c61d9550e9", "c935cc917e347cdfe4d10b4658901b08"),
+    "dvd_train": ("63e1e18a8c8a2af56780a7895730385b", "324c4f3d50a624cc6de38eb84ca203e3"),
+    "dvd_test": ("60ba63ec8ef29412778aeb2c71d55a7f", "303f077777487e4e7c9af0abb9b016c3"),
+    "electronics_train": ("e74bfcb234fed64c94bcf90305dee45a", "e1f0ecf59f556969ce20271fb113a522"),
+    "electronics_test": ("b57b9a9657d68f97041e65c6c94fa754", "8a55e9844afcbac73fa3dd7614a4175b"),
+    "kitchen_train": ("25706405e36a93b369caca0da6b72dbb", "352cacc8daa5ef7fa611f6cbcca65168"),
+    "kitchen_test": ("b841db710bdded5b0600071c2d117428", "4b60270b3be2f27563179df4f0068fb1"),
 }
 AMAZON = Source(
     "amazon",
@@ -168,8 +168,8 @@ AMAZON = Source(
         Layout((File("amazon/amazon.npz"),), _npz),
         Layout(
             tuple(
-                File(f"amazon/{name}.svmlight.gz", md5, f"{_DANN}/{name}.svmlight")
-                for name, md5 in _SUMS.items()
+                File(f"amazon/{name}.svmlight.gz", packed, f"{_DANN}/{name}.svmlight", unpacked)
+                for name, (packed, unpacked) in _SUMS.items()
             ),
             _svmlight,
         ),
