@@ -29,3 +29,23 @@ def test_the_memory_study_runs_on_a_few_clients():
     found = memory.one(3)
     assert found["clients"] == 3
     assert found["peak_mb"] >= found["before_mb"] > 0
+
+
+def test_the_table_of_operating_characteristics_counts(tmp_path):
+    from coterie_lab.studies import evidence_rows
+
+    lines = [{"row": "odd-20", "seed": i, "odd_found": i != 3} for i in range(20)]
+    table = {line[0]: line[1:] for line in evidence_rows.measure(lines)}
+    assert table["A1: one relabelled client in 20 found"][2:] == ["19 of 20", "yes"]
+    assert table["A1: in 60"][2:] == ["not run", ""]
+    gains = [{"gains 1": {"a over b": [1.0, 0.5, 1.5]}, "gains 3": {"a over b": [x, x, x]}}
+             for x in (0.0, 4.0)]  # fmt: skip
+    assert evidence_rows.coverage(gains, "gains 1") == (0, 2)  # the mean gain is 2
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{evidence_rows.START}\nold\n{evidence_rows.END}\nafter\n")
+    evidence_rows.write_page(page, lines)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "19 of 20" in text
+    assert "old" not in text

@@ -2,7 +2,7 @@
 
     python -m coterie_lab.studies.evidence_rows
     python -m coterie_lab.studies.evidence_rows --rows odd-20,null-3 --seeds 20
-    python -m coterie_lab.studies.evidence_rows --table
+    python -m coterie_lab.studies.evidence_rows --table --page docs/should-i-cluster.md
 
 Every row is a kind of federation about which the truth is known (`evidence_cases.py`), and what a
 user would call on it: `coterie.advise` or `coterie.fit`. Each federation adds a line to the file
@@ -25,7 +25,7 @@ from sklearn.metrics import adjusted_rand_score
 import coterie
 from coterie.fitted import Fitted
 from coterie_lab.studies import evidence_cases as cases
-from coterie_lab.studies.common import options
+from coterie_lab.studies.common import options, table
 from coterie_lab.studies.evidence_cases import Case, federation
 
 FIGURES = Path("benchmarks/figures/operating.jsonl")
@@ -288,6 +288,159 @@ ROWS: dict[str, Row] = {
 }
 
 
+# the table
+
+
+class Goal(NamedTuple):
+    """A line of the table: what is measured, what must hold, and how it was before."""
+
+    what: str
+    must: str
+    before: str
+    rows: tuple[str, ...]
+    hit: Callable[[Line], bool | None]  # None: the line does not count
+    least: float = 0.0  # share of hits that must be reached
+    most: float = 1.0
+
+
+def share(name: str) -> Callable[[Line], bool]:
+    return lambda line: bool(line[name])
+
+
+def _groups(line: Line) -> bool:
+    return bool(line["most"] == "groups")
+
+
+def _found_future(line: Line) -> bool:
+    """Whether the recommended way is best on later rows; an undecided verdict is not."""
+    if line["n_groups"] < 2:
+        return bool(line["most"] == "one")
+    best = "one" if line["future one"] >= line["future groups"] else "groups"
+    return bool(line["most"] == best)
+
+
+def _text(line: Line) -> bool:
+    return bool(line["advised"] and line["fitted"] and line["accuracy"] >= 0.8)
+
+
+ODD = ("odd-20", "odd-60", "odd-150")
+CLEAN = ("clean-20", "clean-60", "clean-150")
+VERDICTS = ("verdict-one", "verdict-found", "verdict-forced", "verdict-hospitals")
+GOALS = (
+    Goal("V1, V2: no groups, one asked for: groups recommended", "at most 5 %",
+         "2 of 20; interval excludes 0 in 9", ("verdict-one",), _groups, most=0.05),
+    Goal("no groups, number found by `census`: groups recommended", "at most 5 %", "4 of 28",
+         ("verdict-found",), _groups, most=0.05),
+    Goal("no groups, two forced on five methods: groups recommended", "at most 5 %", "",
+         ("verdict-forced", "verdict-hospitals"), _groups, most=0.05),
+    Goal("one group found: the verdict says so instead of comparing", "always", "never",
+         VERDICTS, lambda line: line["says_one"] if line["n_groups"] < 2 and not line["odd"]
+         else None, least=1.0),
+    Goal("V3: one relabelled client in 20, after `fit`: named and trained alone", "", "not named",
+         ("odd-20-fit",), share("odd_found"), least=0.95),
+    Goal("V6: 1,000 clients of 5 rows: a verdict", "a verdict", "none", ("thousand",),
+         lambda line: line["recommendation"] != "undecided", least=0.95),
+    Goal("V7: groups become alike, time named: right for later rows", "right", "0 of 5",
+         ("drift",), _found_future, least=0.95),
+    Goal("the same, time not named", "", "0 of 5", ("drift-unnamed",), _found_future),
+    Goal("A1: one relabelled client in 20 found", "95 %", "29 of 39", ODD[:1],
+         share("odd_found"), least=0.95),
+    Goal("A1: in 60", "95 %", "0 of 31", ODD[1:2], share("odd_found"), least=0.95),
+    Goal("A1: in 150", "95 %", "0 of 6", ODD[2:], share("odd_found"), least=0.95),
+    Goal("no odd client: any called odd", "at most 5 %", "", CLEAN,
+         lambda line: line["false_odd"] > 0, most=0.05),
+    Goal("no odd client: more than one group", "at most 5 %", "", CLEAN,
+         lambda line: line["n_groups"] != 1, most=0.05),
+    Goal("A2, `advise`: everything right", "95 %", "52 of 52", ("a2",), share("exact"), least=0.95),
+    Goal("A2, `fit`: the nine others right, the odd one apart", "95 %", "0 of 5", ("a2-fit",),
+         lambda line: line["rest"] and line["odd_found"], least=0.95),
+    Goal("A3, `advise`", "95 %", "39 of 49", ("a3",), share("exact"), least=0.95),
+    Goal("A3, `fit`", "95 %", "", ("a3-fit",), share("sets"), least=0.95),
+    Goal("A5: distinct rows", "", "", ("a5-distinct",), share("exact"), least=0.95),
+    Goal("A5: repeated rows, named", "as distinct rows", "", ("a5-repeats-named",),
+         share("exact"), least=0.95),
+    Goal("A5: five rows a patient, named", "as distinct rows", "",
+         ("a5-patients-named",), share("exact"), least=0.95),
+    Goal("A5: repeated rows, not named: right", "", "0 of 40", ("a5-repeats",), share("exact")),
+    Goal("A5: repeated rows, not named: warned", "a warning", "none", ("a5-repeats",),
+         share("warned"), least=1.0),
+    Goal("A5: five rows a patient, not named: right", "", "", ("a5-patients",), share("exact")),
+    Goal("A6: news desks found by `advise` and `fit`, accuracy 80 %", "found, 80 %", "45.7 %",
+         ("a6",), _text, least=0.95),
+    Goal("A8: three response surfaces", "", "37 of 57", ("a8",), share("exact"), least=0.95),
+    Goal("A9: 3 and 8 exchanged", "", "23 of 41", ("a9",), share("exact"), least=0.95),
+    Goal("no groups, 16 kinds: more than one", "at most 5 %", "", tuple(NULLS),
+         lambda line: line["n_groups"] != 1, most=0.05),
+    Goal("no groups, 16 kinds: any odd", "at most 5 %", "", tuple(NULLS),
+         lambda line: line["false_odd"] > 0, most=0.05),
+    Goal("recheck, no change: any client said to have changed", "at most 5 %", "",
+         ("recheck", "recheck-sites"), lambda line: line["seen false"] > 0, most=0.05),
+    Goal("recheck: moved, fits nowhere, newcomers all right", "", "", ("recheck",),
+         lambda line: all(now == (None if g < 0 else g) for _, now, g in
+                          line["seen found"].values()), least=0.95),
+    Goal("recheck without labels, no change: any client said to have changed", "at most 5 %", "",
+         ("recheck", "recheck-sites"), lambda line: line["blind false"] > 0, most=0.05),
+)  # fmt: skip
+
+
+def measure(lines: list[Line]) -> list[list[str]]:
+    """The lines of the table."""
+    by_row: dict[str, list[Line]] = {}
+    for line in lines:
+        by_row.setdefault(line["row"], []).append(line)
+    out = []
+    for goal in GOALS:
+        found = [goal.hit(line) for row in goal.rows for line in by_row.get(row, [])]
+        counted = [bool(hit) for hit in found if hit is not None]
+        out.append([goal.what, goal.must, goal.before, *_judge(goal, sum(counted), len(counted))])
+    for row, name in (("cover-alike", "no groups, two forced"), ("cover-turned", "four groups")):
+        for trainings in (1, 3):
+            hits, n = coverage(by_row.get(row, []), f"gains {trainings}")
+            times = "one training" if trainings == 1 else f"{trainings} trainings"
+            goal = Goal(f"95 % intervals of gains cover ({name}, {times})", "93 to 97 %", "",
+                        (), bool, 0.93, 0.97)  # fmt: skip
+            out.append([goal.what, goal.must, goal.before, *_judge(goal, hits, n)])
+    return out
+
+
+def coverage(lines: list[Line], name: str) -> tuple[int, int]:
+    """How many intervals cover the mean gain over all federations of a row, and of how many."""
+    hits = n = 0
+    pairs = {pair for line in lines for pair in line[name]}
+    for pair in pairs if len(lines) > 1 else ():
+        truth = np.mean([line["gains 3"][pair][0] for line in lines if pair in line["gains 3"]])
+        found = [line[name][pair] for line in lines if pair in line[name]]
+        hits += sum(low <= truth <= high for _, low, high in found)
+        n += len(found)
+    return hits, n
+
+
+def _judge(goal: Goal, hits: int, n: int) -> list[str]:
+    if not n:
+        return ["not run", ""]
+    if not goal.must and goal.least == 0:
+        return [f"{hits} of {n}", ""]
+    if n < ENOUGH:
+        return [f"{hits} of {n}", "too few yet"]
+    met = goal.least <= hits / n <= goal.most
+    return [f"{hits} of {n}", "yes" if met else "**missed**"]
+
+
+ENOUGH = 20
+"""Number of federations below which a line of the table says nothing."""
+HEADS = ("federations", "must", "before", "now", "met")
+START, END = "<!-- operating characteristics -->", "<!-- end of operating characteristics -->"
+
+
+def write_page(path: Path, lines: list[Line]) -> None:
+    """Put the table between two marks of a page."""
+    rows = [HEADS, ["---"] * len(HEADS), *measure(lines)]
+    text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    before, _, rest = path.read_text().partition(START)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+
+
 # the command
 
 
@@ -307,6 +460,7 @@ def main() -> None:
     parser.add_argument("--rows", default="all", help="names, separated by commas; or all")
     parser.add_argument("--first", type=int, default=FIRST, help="first seed")
     parser.add_argument("--table", action="store_true", help="compute nothing, print the table")
+    parser.add_argument("--page", type=Path, help="also write the table to this page")
     given = parser.parse_args()
     path = given.json or FIGURES
     names = list(ROWS) if given.rows == "all" else given.rows.split(",")
@@ -324,6 +478,9 @@ def main() -> None:
             lines.append(line)
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+    table("Operating characteristics", list(HEADS), [list(row) for row in measure(lines)])
+    if given.page is not None:
+        write_page(given.page, lines)
 
 
 if __name__ == "__main__":
