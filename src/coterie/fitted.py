@@ -21,7 +21,7 @@ from coterie.advice import Advice
 from coterie.core import wire
 from coterie.core.algorithm import Algorithm, find, grow, name_of, state_type
 from coterie.core.client import Batch, Client
-from coterie.core.errors import ConfigError, DataError, unknown
+from coterie.core.errors import ConfigError, DataError, printable, unknown
 from coterie.core.federation import BankRows, Each
 from coterie.core.model import Model
 from coterie.core.random import seed_key
@@ -162,12 +162,14 @@ class Fitted:
                 "The verdict needs two more runs: one model for all, and every client alone. This "
                 "run has neither. Fit with compare=True, or run: coterie verdict FOLDER"
             )
-        return Verdict.of(self.files["verdict.json"])
+        with blame("final/verdict.json"):
+            return Verdict.of(self.files["verdict.json"])
 
     @property
     def why(self) -> Why:
         """In what each group and odd client differs from the others, in words and figures."""
-        return read_why(self.files)
+        with blame("final/why.json"):
+            return read_why(self.files)
 
     @property
     def history(self) -> Any:
@@ -193,8 +195,10 @@ class Fitted:
     def __str__(self) -> str:
         said = [self.card.reading, *(f"Warning: {warning}" for warning in self.warnings)]
         notes = "".join(f"\n{line}" for line in said if line)
-        verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
-        return f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
+        with blame("The result"):
+            verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
+            text = f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
+        return printable(text)
 
     def __repr__(self) -> str:
         score = self.summary.get("accuracy")

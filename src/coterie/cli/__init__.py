@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import redirect_stdout
 from typing import Any, NoReturn
 
 
@@ -11,19 +12,44 @@ def main() -> NoReturn:
 
     warnings.showwarning = _warn
     try:
-        app(prog_name="coterie")
+        with redirect_stdout(sys.stdout if _shows_help() else _Printable(sys.stdout)):
+            app(prog_name="coterie")
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from coterie.core.errors import CoterieError
+        from coterie.core.errors import CoterieError, printable
 
         if not isinstance(error, CoterieError):
             raise
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
 
 
 def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
     """A warning as a sentence; where in the code it arose helps nobody at a prompt."""
-    print(f"Warning: {message}", file=sys.stderr)
+    from coterie.core.errors import printable
+
+    print(f"Warning: {printable(str(message))}", file=sys.stderr)
+
+
+def _shows_help() -> bool:
+    """Whether help is shown, whose colours are control characters, and no data."""
+    return len(sys.argv) < 2 or "--help" in sys.argv or sys.argv[1:] == ["deploy"]
+
+
+class _Printable:
+    """An output on which names and values from files cannot steer the terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text with control characters as escapes."""
+        from coterie.core.errors import printable
+
+        self.stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

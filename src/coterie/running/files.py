@@ -60,7 +60,7 @@ def write(path: Path, data: bytes, mode: int = 0o600) -> str:
                 f"{path.parent}: the disk is full, so {path.name} could not be written. Earlier "
                 "checkpoints are intact. Free some space, then resume."
             ) from error
-        raise
+        raise DataError(f"{path} could not be written ({error.strerror}).") from error
     return hashlib.sha256(data).hexdigest()
 
 
@@ -163,6 +163,8 @@ def _open(path: Path, flags: int, mode: str) -> IO[bytes]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _refuse_link(path) from None
+        if flags == os.O_RDONLY and error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise DataError(f"{path} cannot be read ({error.strerror}).") from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

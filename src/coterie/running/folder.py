@@ -213,7 +213,7 @@ class RunFolder:
                 manifest = read_json(path, JSON)
                 whole = manifest.get("sha256") == _checksum(manifest)
                 _check_manifest(manifest)
-            except (DataError, OSError):
+            except (DataError, OSError, TypeError, ValueError):
                 whole = False
             if whole:
                 found.append((path, manifest))
@@ -334,6 +334,8 @@ def read_rows(files: dict[str, bytes], name: str) -> list[dict[str, Any]]:
     rows = content.get(name) if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"final/{name}.json is damaged: it must hold a list of {name}.")
+    if name == "clients" and any(row.keys() != rows[0].keys() for row in rows):
+        raise DataError(f"final/{name}.json is damaged: its rows must have the same columns.")
     return rows
 
 

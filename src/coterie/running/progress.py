@@ -92,12 +92,15 @@ class Live(Plain):
     SHOWN = 12
 
     def start(self, title: str, rounds: int, done: int) -> None:
+        from rich.console import Console
         from rich.live import Live as Screen
 
         self.begin(rounds, done)
         self.title = title
         self.rows: list[tuple[str, ...]] = []
-        self.screen = Screen(self.table(), refresh_per_second=4)
+        # The command line's output shows control characters as escapes; the table needs them.
+        console = Console(file=getattr(sys.stdout, "stream", None), markup=False)
+        self.screen = Screen(self.table(), console=console, refresh_per_second=4)
         self.screen.start()
 
     def table(self) -> Any:
