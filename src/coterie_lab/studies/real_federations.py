@@ -27,7 +27,7 @@ import numpy as np
 
 from coterie.core.errors import DataError
 from coterie_lab.sources import files
-from coterie_lab.studies.evidence_rows import nine_sites
+from coterie_lab.studies.evidence_cases import nine_sites
 
 HEART = (
     "age", "sex", "chest_pain", "pressure", "cholesterol", "sugar", "ecg", "max_rate",
@@ -114,7 +114,7 @@ def breast(out: Path) -> None:
     from sklearn.datasets import load_breast_cancer
 
     names = [str(name) for name in load_breast_cancer().feature_names]
-    case = nine_sites(64)(np.random.default_rng(1000))
+    case = nine_sites(np.random.default_rng(1000))
     for site in range(9):
         own = case.client == site
         labels = np.where(case.y[own] == 1, "benign", "malignant")
