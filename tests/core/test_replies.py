@@ -159,7 +159,7 @@ def test_a_client_with_too_many_faults_is_asked_no_more(engine):
         "out."
     )
     assert words[1].endswith("This was fault 2: it is asked no more.")
-    faults = fed.record.take()
+    faults = fed.record.take()["faults"]
     assert [fault["client"] for fault in faults] == ["client-1", "client-1"]
     again = Record()
     again.restore([{"faults": faults[:1]}, {}, {"faults": faults[1:]}])

@@ -343,6 +343,14 @@ class Federation(ABC):
         """Number of samples that each client has declared, -1 if unknown: [clients]."""
         return torch.full((len(self.names),), -1)
 
+    def note_aside(self, client: int, why: str) -> None:
+        """Name a client whose answers are not believed, with the reason."""
+        self.record.set_aside(self.names[client], why)
+
+    def distrusted(self, ids: Ids) -> Tensor:
+        """Which of some clients were set aside because their answers cannot be true: [m]."""
+        return torch.tensor([self.names[i] in self.record.aside for i in ids.tolist()]).bool()
+
     def note_fault(self, client: int, task: str, why: str) -> None:
         """Name a client whose reply is left out, and count it."""
         self.record.add(self.names[client], task, why, self.policy.strikes)

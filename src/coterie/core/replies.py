@@ -243,6 +243,14 @@ class Record:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.new: list[dict[str, str]] = []
+        self.aside: dict[str, str] = {}  # clients whose answers are not believed, and why
+        self._untold: dict[str, str] = {}
+
+    def set_aside(self, client: str, why: str) -> None:
+        """Note that the answers of a client are not believed, and warn the first time."""
+        if client not in self.aside:
+            warnings.warn(f"'{client}' is set aside: {why}.", stacklevel=4)
+            self.aside[client] = self._untold[client] = why
 
     def add(self, client: str, task: str, why: str, strikes: int) -> None:
         """Note a faulty reply, and warn."""
@@ -251,15 +259,17 @@ class Record:
         last = f" This was fault {number}: it is asked no more." if number == strikes else ""
         warnings.warn(f"{task}: '{client}' {why}. Its reply is left out.{last}", stacklevel=4)
 
-    def take(self) -> list[dict[str, str]]:
-        """What was noted since the last time."""
-        new, self.new = self.new, []
-        return new
+    def take(self) -> dict[str, Any]:
+        """What was noted since the last time: entries of a round's line."""
+        new = {"faults": self.new, "aside": self._untold}
+        self.new, self._untold = [], {}
+        return {name: value for name, value in new.items() if value}
 
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Count the faults in the lines of rounds of an earlier part of the run."""
-        self.counts = {}
+        """Read the lines of rounds of an earlier part of the run."""
+        self.counts, self.aside = {}, {}
         for line in lines:
+            self.aside |= line.get("aside", {})
             for fault in line.get("faults", ()):
                 name = str(fault["client"])
                 self.counts[name] = self.counts.get(name, 0) + 1

@@ -76,6 +76,8 @@ def noise_units(answers: Summary, labels: Tensor, ridge: float = RIDGE) -> Units
         torch.where(used[:, None, None], square + ridge * size[:, None, None] * eye, eye)
     )
     # The symmetric root does not depend on the signs of axes, nor on the order of clients.
+    # A false scatter may have negative axes; true ones have at least the ridge.
+    value = value.clamp(min=0.5 * ridge * size.clamp(min=1e-300)[:, None])
     root = torch.where(used[:, None, None], (axes / value.sqrt()[:, None]) @ axes.mT, 0.0)
     return Units(of_client.sum(0) / count.sum((0, 1)).clamp(min=1)[:, None], root)
 

@@ -166,6 +166,16 @@ def unpack(packed: Tensor, r: int) -> Tensor:
     return out
 
 
+def diagonal(packed: Tensor, r: int) -> Tensor:
+    """The diagonals of packed matrices: [..., r].
+
+    >>> diagonal(torch.tensor([1.0, 2.0, 3.0]), 2)
+    tensor([1., 3.])
+    """
+    row = torch.arange(r)
+    return packed[..., row * (row + 3) // 2]
+
+
 def number_distinct(*columns: Tensor) -> Tensor:
     """A number for each row, the same for rows that are equal in every column: [n].
 

@@ -204,6 +204,8 @@ def _summary(
     summary["policy"] = fed.policy.mean
     if fed.record.counts:
         summary["faults"] = dict(sorted(fed.record.counts.items()))
+    if fed.record.aside:
+        summary["aside"] = dict(sorted(fed.record.aside.items()))
     return summary
 
 

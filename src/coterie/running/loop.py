@@ -373,8 +373,7 @@ def _round(
             held.see(number + 1, scores[own].ids, losses)
     line |= _groups(before, state, data, info)
     line |= {name: value for name, value in info.items() if _shown(value)}
-    if faults := fed.record.take():
-        line["faults"] = faults
+    line |= fed.record.take()
     if fed.budget is not None:
         line |= {"epsilon": round(fed.budget.epsilon, 6), "releases": fed.budget.releases}
     line["bytes"] = fed.traffic.total()

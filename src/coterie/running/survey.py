@@ -114,7 +114,7 @@ def survey_clients(
         seen.n_groups,
         seen.kind,
         {name: number for number, name in enumerate(names)} if stray else groups,
-        describe_odd(seen, names, data.classes),
+        describe_odd(seen, names, data.classes) | fed.record.aside,
         seen.explained,
         seen.confidence,
         seen.worth,

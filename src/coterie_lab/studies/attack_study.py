@@ -79,21 +79,20 @@ def measure(where: str, attack: str, share: float, policy: str, seed: int) -> di
 
 
 def cases(seeds: int) -> list[tuple[str, str, float, str, int]]:
-    """All runs, the most telling first."""
-    out = []
-    for where in DATA:
-        for policy in ("default", "plain"):
-            out += [(where, "none", 0.0, policy, seed) for seed in range(seeds)]
-    for share in (0.2, 0.3, 0.1):
-        for where in DATA:
-            for attack in ATTACKS:
+    """All runs, seed by seed and the most telling first: a study stopped early has all attacks."""
+    out: list[tuple[str, str, float, str, int]] = []
+    for part in ((0.2,), (0.3, 0.1)):
+        for seed in range(seeds):
+            for where in DATA:
                 for policy in ("default", "plain"):
-                    out += [(where, attack, share, policy, seed) for seed in range(seeds)]
-    for where in DATA:
-        for policy in POLICIES:
-            out += [(where, "none", 0.0, policy, seed) for seed in range(seeds)]
-            for attack in UPDATES:
-                out += [(where, attack, 0.2, policy, seed) for seed in range(seeds)]
+                    cells = [(attack, share) for share in part for attack in ATTACKS]
+                    cells += [("none", 0.0)] if 0.2 in part else []
+                    out += [(where, attack, share, policy, seed) for attack, share in cells]
+    for seed in range(seeds):
+        for where in DATA:
+            for policy in POLICIES:
+                out.append((where, "none", 0.0, policy, seed))
+                out += [(where, attack, 0.2, policy, seed) for attack in UPDATES]
     return out
 
 

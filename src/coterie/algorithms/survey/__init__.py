@@ -113,19 +113,25 @@ class Survey(Algorithm):
             return state
         if fed.start is not None:
             seen = self.follow_start(fed, ids, seen)
-        n_models = int(seen.labels.max()) + 1
+        known = seeded.keep_groups(seen.summary, seen.labels, seen.odd)
+        liars = fed.everyone()[fed.distrusted(fed.everyone())]  # each gets a model of its own
+        own = int(seen.labels.max()) + 1 + torch.arange(len(liars))
+        ids = torch.cat([ids, liars])
+        labels = torch.cat([seen.labels, own])
+        odd = torch.cat([seen.odd, torch.ones(len(liars), dtype=torch.bool)])
+        n_models = int(labels.max()) + 1
         shared, models = common.draw_models(self.model, fed.key("models"), n_models)
         return state._replace(
             shared=shared,
             models=models,
-            assignment=put(state.assignment, ids, seen.labels),
-            odd=put(state.odd, ids, seen.odd.to(state.odd)),
+            assignment=put(state.assignment, ids, labels),
+            odd=put(state.odd, ids, odd.to(state.odd)),
             networks=torch.tensor(seen.networks),
             kind=torch.tensor(KINDS.index(seen.kind)),
             statistic=torch.tensor(STATISTICS.index(seen.statistic)),
             chosen=torch.tensor(-1 if seen.n_groups is None else seen.n_groups),
             steps=seeded.keep_steps(seen.steps),
-            known=seeded.keep_groups(seen.summary, seen.labels, seen.odd),
+            known=known,
         )
 
     def follow_start(self, fed: Federation, ids: Ids, seen: Seen) -> Seen:
