@@ -87,6 +87,11 @@ def test_a_node_must_declare_whole_numbers_of_samples(sizes):
     assert "declare its numbers" in read_greeting({**messages.plain_head(), "sizes": sizes})[1]
 
 
+def test_an_error_without_a_text_is_an_error():
+    head = {**messages.plain_head(), "error": ""}
+    assert "without a text" in read_greeting(head)[1]
+
+
 @pytest.mark.parametrize("depth", [40, 5000, 100_000])
 def test_a_deep_tree_is_refused(depth):
     tree = '{"tree": ' + '{"list": [' * depth + '"0"' + "]}" * depth + "}"

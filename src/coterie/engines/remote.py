@@ -576,7 +576,7 @@ def read_greeting(head: Any) -> tuple[str, str]:
     if not isinstance(name, str) or not 0 < len(name) <= NAME:
         return "", f"a name must be a text of at most {NAME} letters"
     if "error" in head:
-        return name, _cut(str(head["error"]))
+        return name, _cut(str(head["error"])) or "it reports an error without a text"
     if version != PROTOCOL:
         return name, f"its messages have version {_cut(repr(version), 40)}, the server's {PROTOCOL}"
     sizes = head.get("sizes")

@@ -60,7 +60,7 @@ def screen(count: Tensor, mean: Tensor, variance: Tensor) -> Screened:
     >>> count = torch.full((22, 4, 5), 25.0, dtype=torch.float64)
     >>> found = screen(count, mean, torch.full((22, 5, 3), 96.0, dtype=torch.float64))
     >>> {i: why.split(" differ")[0] for i, why in found.why.items()}
-    {3: 'its answers hardly', 7: 'its answers about different rows'}
+    {3: 'its answers hardly', 7: 'its answers about'}
     """
     m = len(count)
     rows = count.sum(1)  # [m, c]

@@ -98,7 +98,7 @@ class Census(Algorithm):
     """
 
     starts: ClassVar[bool] = True
-    # Of the policies it costs least without an attack and holds under all (docs/liars.md).
+    # It cost nothing without an attack, and held under every one that was tried (attack_study).
     policy: ClassVar[dict[str, Any]] = {"mean": "geometric_median"}
     model: Model
     local: LocalSGD
