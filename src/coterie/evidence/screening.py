@@ -9,10 +9,13 @@ A false answer that is as consistent as a true one is not found here. It is a cl
 others, or one of the group whose answers it copies.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from coterie.evidence.summaries import diagonal
 
 CONTRADICTS = 5.0
 """Folds that differ by this many times what chance makes contradict each other. Honest clients with
@@ -96,3 +99,11 @@ def screen(count: Tensor, mean: Tensor, variance: Tensor) -> Screened:
             else "its answers hardly differ from row to row, though its rows do"
         )
     return Screened(~(judged & (more | less)), why, factor)
+
+
+def screen_reply(reply: Mapping[str, Any], prefix: str) -> Screened:
+    """Screen answers as they travel: counts, means and packed scatters under names with a prefix."""
+    count, mean, scatter = (
+        reply[f"{prefix}{part}"].double() for part in ("count", "mean", "scatter")
+    )
+    return screen(count, mean, diagonal(scatter, mean.shape[-1]))

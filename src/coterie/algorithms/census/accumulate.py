@@ -22,8 +22,7 @@ from coterie.core.tree import Ids
 
 COLUMNS = 512
 """Columns kept at most: with ten models fifty rounds."""
-FAR = 25.0
-"""Squared errors above this many medians, which is five times the error, are limited."""
+FAR = 25.0  # medians of squared errors; more is limited
 FAINT = 1e-6  # of the largest variance: less is rounding
 ENTRIES = 2_000_000
 """Entries kept at most, 16 MB; with 10,000 clients 200 columns."""
@@ -55,17 +54,12 @@ def noise_units(losses: Tensor, errors: Tensor, sizes: Tensor) -> Tensor:
     weight = sizes.double()[:, None]
     known = (weight > 1) & errors.isfinite()  # [m, k]
     squares = torch.where(known, weight * errors.double().nan_to_num().square(), 0.0)
-    squares = _limit(squares, known)
+    middle = torch.where(known, squares, torch.nan).nanmedian(0).values  # one client sets no unit
+    squares = torch.where(middle > 0, torch.minimum(squares, FAR * middle), squares)
     variance = squares.sum(0) / known.sum(0).clamp(min=1)  # [k]
     unit = torch.where(variance > 0, variance.clamp(min=FAINT * float(variance.max())), 1.0).sqrt()
     around = (weight * centred).sum(0) / weight.sum().clamp(min=1)
     return (centred - around) / unit
-
-
-def _limit(squares: Tensor, known: Tensor) -> Tensor:
-    """Squares of at most `FAR` times the median of their column: one client sets no unit."""
-    middle = torch.where(known, squares, torch.nan).nanmedian(0).values  # [k]
-    return torch.where(middle > 0, torch.minimum(squares, FAR * middle), squares)
 
 
 def append(

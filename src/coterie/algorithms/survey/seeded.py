@@ -27,14 +27,13 @@ from coterie.evidence.gains import holm
 from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
 from coterie.evidence.placing import Groups
 from coterie.evidence.replication import Units, in_units, noise_units
-from coterie.evidence.screening import screen
+from coterie.evidence.screening import screen_reply
 from coterie.evidence.summaries import (
     FOLDS,
     Rows,
     Summary,
     assign_folds,
     average_units,
-    diagonal,
     pack,
     select,
     share_rows,
@@ -175,23 +174,17 @@ def ask(
     by_class = reply["count"].shape[2] > 1
     losses: Statistic = "conditional" if by_class else "joint"
     good = _answered(reply["mean"])
-    parts = {
-        name: prefix
-        for name, prefix in ((losses, ""), ("shares", "share_"))
-        if f"{prefix}count" in reply
-    }
-    checked = {}
-    for name, prefix in parts.items():
-        answer = [reply[f"{prefix}{part}"].double() for part in ("count", "mean", "scatter")]
-        checked[name] = screen(answer[0], answer[1], diagonal(answer[2], answer[1].shape[-1]))
-        for place, why in checked[name].why.items():
-            if bool(good[place]):
-                fed.note_aside(int(ids[place]), why)
-        good = good & checked[name].good
+    parts = {name: p for name, p in ((losses, ""), ("shares", "share_")) if f"{p}count" in reply}
+    checked = {name: screen_reply(reply, prefix) for name, prefix in parts.items()}
+    for answer in checked.values():
+        for place in (~answer.good & good).nonzero()[:, 0].tolist():
+            fed.note_aside(int(ids[place]), answer.why[place])
+        good = good & answer.good
     for name, prefix in parts.items():
         count, mean = reply[f"{prefix}count"][good], reply[f"{prefix}mean"][good]
         scatter = reply[f"{prefix}scatter"][good].double() * checked[name].factor[good, None, None]
-        found[name] = Summary(count.double(), mean.double(), unpack(scatter.sum(0), mean.shape[-1]))
+        scatter = unpack(scatter.sum(0), mean.shape[-1])
+        found[name] = Summary(count.double(), mean.double(), scatter)
     return ids[good], found if bool(good.any()) else {}
 
 
