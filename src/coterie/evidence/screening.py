@@ -102,7 +102,7 @@ def screen(count: Tensor, mean: Tensor, variance: Tensor) -> Screened:
 
 
 def screen_reply(reply: Mapping[str, Any], prefix: str) -> Screened:
-    """Screen answers as they travel: counts, means and packed scatters under names with a prefix."""
+    """Screen answers as they travel: counts, means and packed scatters, by prefixed names."""
     count, mean, scatter = (
         reply[f"{prefix}{part}"].double() for part in ("count", "mean", "scatter")
     )
