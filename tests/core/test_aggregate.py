@@ -195,3 +195,9 @@ def test_merged_sums_give_the_mean_of_all() -> None:
     ours, theirs = whole.result(), total.result()
     assert torch.equal(ours["w"], theirs["w"])
     assert theirs["steps"].tolist() == [7, 8]  # of the first contributor
+
+
+def test_a_mean_of_nothing_can_be_clipped():
+    sums = RunningMean(Mean("shared", {}), "M.update", radius=1.0)
+    sums.add({"shared": {}}, torch.arange(2))
+    assert sums.result() == {}

@@ -139,3 +139,17 @@ def test_groups_that_are_too_small_keep_their_model_and_have_no_figures(tmp_path
     ifca = run(find("ifca").example(problem), problem.data, Settings(2, policy={"min_group": 7}))
     cards = [name for name in ifca.files if name.startswith("model-")]
     assert cards == []
+
+
+def test_no_noise_is_used_twice():
+    problem, fed = federation(Privacy(1000, noise=1.0))
+    drawn, draw = [], fed.budget.draw
+    fed.budget.draw = lambda shape, *labels: drawn.append(labels) or draw(shape, *labels)
+    algorithm = find("clove").example(problem)  # an empty mean, a mean and losses
+    fed.begin(-1)
+    state = algorithm.init(fed)
+    for number in range(3):
+        fed.begin(number)
+        state, _ = algorithm.step(fed, state)
+    assert len(drawn) > 6
+    assert len(set(drawn)) == len(drawn)

@@ -162,6 +162,8 @@ class RunningMean:
             for part in apart
             if part is not None
         ]
+        if not squares:
+            return values
         length = torch.stack(squares).sum(0).sqrt()
         factor = (radius / length.clamp(min=1e-300)).clamp(max=1.0)
         return [

@@ -92,13 +92,14 @@ def _blur(
     """Replies and means with the noise of differential privacy, paid for."""
     samples = call.info.samples
     first = budget.releases
-    budget.pay(call.name, answers_count(reply, samples) + len(means))
+    filled = sum(bool(leaves(total.mean.around)) for total in means)  # a shared part may be empty
+    budget.pay(call.name, answers_count(reply, samples) + filled)
     reply = budget.blur_answers(reply, samples, call.name, first)
-    for number, total in enumerate(means, first + 1):
+    for number, total in enumerate(means, 1):
         assert isinstance(total, RunningMean)  # see Privacy.limit
         members = torch.where(total.members >= total.fewest, total.members, 0)
         mean = total.result()
-        reply[total.mean.leaf] = budget.blur_mean(mean, members, total.bank, number)
+        reply[total.mean.leaf] = budget.blur_mean(mean, members, total.bank, first, number)
     return reply
 
 

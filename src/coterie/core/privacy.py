@@ -133,15 +133,18 @@ class Budget:
             )
         self.releases += releases
 
-    def blur_mean(self, mean: Tree, members: Tensor, bank: bool, number: int) -> Tree:
+    def blur_mean(self, mean: Tree, members: Tensor, bank: bool, *number: int) -> Tree:
         """A mean with noise; rows that no client has trained are unchanged.
 
         Parameters
         ----------
         members
             Number of clients in the mean: [rows], or [1] if there is one model.
+        bank
+            Whether there is a row for each group.
         number
-            Number of the release.
+            Numbers that no other release has: those released before this exchange, and its place
+            in the exchange.
         """
         scale = self.privacy.noise * self.privacy.clip
         width = torch.where(members > 0, scale / members.clamp(min=1), 0.0)
@@ -150,7 +153,7 @@ class Budget:
         def blur(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
                 return leaf
-            noise = self.draw(leaf.shape, number, next(part))
+            noise = self.draw(leaf.shape, *number, next(part))
             each = width.reshape(-1, *(1,) * (leaf.ndim - 1)) if bank else width[0]
             return (leaf.double() + each * noise).to(leaf.dtype)
 
