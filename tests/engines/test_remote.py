@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from coterie.algorithms.survey import seeded
 from coterie.core import wire
 from coterie.core.algorithm import grow
 from coterie.core.errors import FederationError
@@ -80,6 +81,7 @@ def test_messages_give_the_bits_of_the_wire_engine(method, tmp_path):
     simulated = Simulation(
         ready.data, participation=ready.settings.participation, stack=False, wire=True, chunk=64
     )
+    simulated.simulated = False  # a survey keeps label counts on the clients, as here
     assert same(rounds(ready.algorithm, fed, 3), rounds(ready.algorithm, simulated, 3))
     assert fed.traffic.total() == simulated.traffic.total()
 
@@ -87,7 +89,18 @@ def test_messages_give_the_bits_of_the_wire_engine(method, tmp_path):
 def test_real_clients_answer_a_survey_for_another_method(tmp_path):
     ready, _, fed = remote(plain("census", {"algorithm": {"first": "survey"}}), tmp_path)
     simulated = Simulation(ready.data, stack=False, wire=True, chunk=64)
+    simulated.simulated = False
     assert same(rounds(ready.algorithm, fed, 1), rounds(ready.algorithm, simulated, 1))
+
+
+def test_label_counts_stay_with_real_clients(tmp_path):
+    ready, _, fed = remote(plain("survey", {}), tmp_path)
+    fed.begin(0)
+    _, answers = seeded.ask(ready.algorithm, fed, fed.everyone(), torch.tensor(3), 4)
+    assert set(answers) == {"joint"}  # neither losses by class nor label shares
+    assert answers["joint"].counts.shape[2] == 1
+    _, asked = seeded.ask(ready.algorithm, fed, fed.everyone(), torch.tensor(3), 4, "conditional")
+    assert set(asked) == {"conditional"}  # a user asked for it
 
 
 def test_a_users_own_tasks_and_questions_are_deployed(tmp_path):
