@@ -203,8 +203,7 @@ DEPARTURES = (
 NOTES = (
     "AFCL (Zhang et al., Asynchronous federated clustering with unknown number of clusters, AAAI "
     "2025, arXiv:2412.20341), which the paper compares with, is not built. Its authors published "
-    "MATLAB code; the update rules of the paper itself were not at hand, and we do not rebuild a "
-    "method from code alone.",
+    "MATLAB code; we have not yet checked whether its paper describes all update rules.",
     "k-FED, thorough: a stronger rival than the paper's method, with the best of ten k-means on "
     "every client, and k-means on the server instead of one pass.",
     "Federated c-means uses the common fuzzifier 2. With twenty features, this makes the "

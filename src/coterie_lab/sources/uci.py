@@ -69,7 +69,7 @@ def _source(name: str, title: str, number: int, file: File, read: object) -> Sou
 
 
 # The archive's own file may have other line ends than the copy that the pages used, so it has no
-# checksum here: `coterie data verify` says "unknown" for it.
+# checksum here: `coterie data check` cannot compare it.
 _FROGS = File(
     "uci/Frogs_MFCCs.csv.gz",
     "4f96f6ee55e198511316eee61a565dc0",
