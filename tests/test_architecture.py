@@ -47,7 +47,8 @@ ARROWS = {
         "report",
         "running",
     },
-    "fitted": {"advice", "core", "evidence", "data", "engines", "report", "running"},
+    "export": {"core", "fitted"},
+    "fitted": {"advice", "core", "evidence", "data", "engines", "export", "report", "running"},
     "catalogue": {"core", "algorithms", "data", "measured", "models"},
     "quickstart": {"catalogue", "core", "report", "running"},
     "cli": {
@@ -58,6 +59,7 @@ ARROWS = {
         "checks",
         "data",
         "deploy",
+        "export",
         "fitted",
         "quickstart",
         "report",

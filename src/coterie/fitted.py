@@ -32,6 +32,7 @@ from coterie.data.images import read_client
 from coterie.data.tables import RawTable, read
 from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
+from coterie.export.cards import Format
 from coterie.predictions import decode, rows_to_predict, tabulate, to_probabilities
 from coterie.report.recheck import Recheck
 from coterie.report.table import Table
@@ -53,6 +54,7 @@ from coterie.running.reference import (
     look_again,
 )
 from coterie.running.request import DEFAULT_METHOD, ROUNDS, Network, Request, resolve
+from coterie.running.trackers import Tracker, choose_tracker, tracked
 from coterie.running.verdict import (
     ARMS,
     HEADLINE,
@@ -359,6 +361,25 @@ class Fitted:
         files = self.description, self.rounds, self.summary, self.files
         return write_report(contents_of(name, *files), out)
 
+    def export(self, to: str | Path, format: Format = "onnx", licence: str = "") -> Path:
+        """Write a folder with models to use without Coterie.
+
+        It has a model per group with a model card, the rules that turn rows into inputs, a router
+        that finds the group of a new client, a manifest with checksums, and an example.
+
+        Parameters
+        ----------
+        to
+            Folder to write; it must not exist, or be empty.
+        format
+            "onnx" and "torch" (`torch.export`) hold whole networks, "safetensors" only weights.
+        licence
+            Licence of the models, for the manifest and the model cards.
+        """
+        from coterie.export import export
+
+        return export(self, to, format, licence)
+
     def save(self, path: str | Path) -> None:
         """Save everything to a folder, which must not exist yet."""
         folder = RunFolder(path)
@@ -509,6 +530,7 @@ def fit(
     quiet: bool = False,
     progress: Progress | None = None,
     policy: dict[str, Any] | None = None,
+    track: str | Tracker | None = None,
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Fitted:
@@ -547,6 +569,8 @@ def fit(
         Receives the rounds instead of showing them.
     policy
         What is done about clients that lie, see `Policy`: {"mean": "median"}, for example.
+    track
+        Where to log the run besides: "tensorboard", "mlflow", "wandb", or a `Tracker`.
     settings
         Further options of the run, see `Settings`.
     options
@@ -576,7 +600,8 @@ def fit(
     ready = resolve(request)
     for warning in () if quiet else ready.data.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
-    fitted = fit_run(ready, out, progress or (Silent() if quiet else Line()))
+    show = progress or (Silent() if quiet else Line())
+    fitted = fit_run(ready, out, show, choose_tracker(track))
     if not quiet:
         for warning in fitted.warnings[len(ready.data.warnings) :]:
             print(f"Warning: {warning}", file=sys.stderr)
@@ -585,13 +610,23 @@ def fit(
     return fitted
 
 
-def fit_run(ready: Run, out: str | Path | None = None, progress: bool | Progress = False) -> Fitted:
+def fit_run(
+    ready: Run,
+    out: str | Path | None = None,
+    progress: bool | Progress = False,
+    tracker: Tracker | None = None,
+) -> Fitted:
     """Run what was requested, and the runs it is compared with."""
-    show = choose_progress(progress)
-    expect(show, count_rounds(ready))
-    with nullcontext() if out is None else RunFolder(out).lock():
+    shown = choose_progress(progress)
+    expect(shown, count_rounds(ready))
+    with (
+        nullcontext() if out is None else RunFolder(out).lock(),
+        tracked(tracker, shown, ready.description) as (show, summary),
+    ):
         result = begin(ready, out, show)
-        return compare(result, *run_others(ready, out, show))
+        fit = compare(result, *run_others(ready, out, show))
+        summary.update(fit.summary)
+    return fit
 
 
 def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:

@@ -11,6 +11,7 @@ from coterie.cli import (
     compare,
     deploy,
     explain,
+    export,
     list_,
     place,
     predict,
@@ -20,6 +21,7 @@ from coterie.cli import (
     run,
     show,
     verdict,
+    watch,
     why,
 )
 
@@ -33,6 +35,7 @@ app = typer.Typer(
 app.command()(advise.advise)
 app.command()(run.run)
 app.command()(resume.resume)
+app.command()(watch.watch)
 app.command()(show.show)
 app.command()(report.report)
 app.command()(verdict.verdict)
@@ -42,6 +45,7 @@ app.command()(audit.audit)
 app.command()(place.place)
 app.command()(recheck.recheck)
 app.command()(predict.predict)
+app.command()(export.export)
 app.command("list")(list_.list_)
 app.command()(explain.explain)
 app.command()(check.check)

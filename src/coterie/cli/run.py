@@ -61,6 +61,9 @@ def run(
         typer.Option(help="Address of a Ray cluster for --engine ray. Default: this machine."),
     ] = None,
     trust: Trust = None,
+    track: Annotated[
+        str | None, typer.Option(help="Also log to: tensorboard, mlflow or wandb (offline).")
+    ] = None,
     json: Json = False,
     *,
     reading: dict[str, Any],
@@ -92,7 +95,9 @@ def run(
     if file is not None:
         used = {"--algorithm": algorithm, "--groups": groups}
         if file == "quickstart":
-            used |= {"--start": start} | {f"--{n.replace('_', '-')}": reading[n] for n in reading}
+            used |= {"--start": start, "--track": track} | {
+                f"--{n.replace('_', '-')}": reading[n] for n in reading
+            }
         for flag, value in used.items():
             if value is not None:
                 instead = f"Change {file} instead, or use --set." if file != "quickstart" else ""
@@ -120,6 +125,7 @@ def run(
     from coterie.fitted import fit_run
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
+    from coterie.running.trackers import choose_tracker
 
     if file is not None:
         if start is not None:
@@ -144,7 +150,7 @@ def run(
         ready = resolve(change(request, changes))
     if not json:
         say_data(ready.data)
-    fit = fit_run(ready, out, progress=not json)
+    fit = fit_run(ready, out, progress=not json, tracker=choose_tracker(track))
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return

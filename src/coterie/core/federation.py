@@ -203,6 +203,7 @@ class Federation(ABC):
         self.policy = Policy()  # how means are taken, and when a client is asked no more
         self.record = Record()  # faulty replies
         self.budget: Budget | None = None  # differential privacy; None: no noise
+        self.absent: set[int] = set()  # clients that were asked in this round and did not answer
         self._shared_key = seed_key(seed)
         self.run_key = fold(self._shared_key, "restart", restart) if restart else self._shared_key
         self._name_keys = fold(seed_key(0), codes(self.names))  # [clients]
@@ -281,6 +282,9 @@ class Federation(ABC):
         for place, why in got.faults:
             self.note_fault(int(to[place]), call.name, why)
         answered, order = got.position, got.position.argsort()
+        if call.phase != "evaluation":
+            wrong = [int(to[place]) for place, _ in got.faults]
+            self.absent |= set(to.tolist()) - set(to[answered].tolist()) - set(wrong)
         self.traffic.add(call.phase, "up", to[answered], sum(got.sizes.values()))
         if len(answered) < at_least:
             raise FederationError(
@@ -371,6 +375,7 @@ class Federation(ABC):
     def begin(self, round: int) -> None:
         """Open a round: nothing counted, nothing held."""
         self.round, self._calls, self._phase = round, {}, None if round >= 0 else "setup"
+        self.absent = set()
         self.traffic.forget()
 
     def restore(self, memory: Memory) -> None:

@@ -34,6 +34,9 @@ from coterie.running.progress import Progress, choose_progress
 from coterie.running.record import digest, moves
 from coterie.running.start import initial_groups
 
+MOST_MISSING = 100
+"""Clients that did not answer, named in the line of a round."""
+
 
 def run(
     algorithm: Algorithm,
@@ -376,6 +379,8 @@ def _round(
     line |= fed.record.take()
     if fed.budget is not None:
         line |= {"epsilon": round(fed.budget.epsilon, 6), "releases": fed.budget.releases}
+    if fed.absent:
+        line["missing"] = [fed.names[i] for i in sorted(fed.absent)[:MOST_MISSING]]
     line["bytes"] = fed.traffic.total()
     if fed.wire_bytes:
         line["wire"] = sum(fed.wire_bytes.values())  # of this server process, with evaluations

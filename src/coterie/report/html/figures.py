@@ -62,18 +62,17 @@ def gains_figure(verdict: Verdict) -> Markup:
     parts: list[Markup] = []
     y = 16.0
     bottom = 44.0 * len(shown) + 2
-    for tick in ticks(low - room, high + room):
-        parts += [
-            line(x(tick), 0, x(tick), bottom, "grid"),
-            text(x(tick), bottom + 16, f"{tick:+g}" if tick else "0", "soft", "middle"),
-        ]
-    parts.append(line(x(0), 0, x(0), bottom, "zero"))
+    shown_ticks = ticks(low - room, high + room)
+    for tick in shown_ticks:
+        said = f"{tick:+g}" if tick else "0"
+        parts.append(text(x(tick), bottom + 16, said, "soft", "middle"))
     for pair, gain in shown.items():
         better, worse = (name_way(way, verdict.method) for way in pair.split(" over "))
         look = "good" if gain.low > 0 else "bad" if gain.high < 0 else "open"
         title = shorten(f"{better[0].upper()}{better[1:]} over {worse}", 60)
         parts += [
-            text(0, y, title, "halo"),
+            text(0, y, title),
+            *(line(x(t), y + 6, x(t), y + 23, "grid" if t else "zero") for t in shown_ticks),
             tag(
                 "line",
                 x1=x(max(gain.low, low - room)),
@@ -141,7 +140,7 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
     found = journey(record, truth_known=False)
     n, columns = len(found.colours), found.columns
     named = n <= MOST_NAMES and len(names) >= n
-    left = 86.0
+    left = 104.0
     right = WIDE + 80 - (124.0 if named else 74.0)
     slots = {band: max(Counter(column)[band] for column in columns) for band in found.bands}
     height = min(20.0 if named else 14.0, max(0.6, 460 / max(sum(slots.values()), 1)))
@@ -262,7 +261,7 @@ def curves_figure(
     room = (high - low) * 0.04 or 0.05
     low, high = low - room if name != "accuracy" and low else low, high + room
     wide, tall, left, top = 400.0, 230.0, 46.0, 10.0
-    right, bottom = wide - 100, tall - 36
+    right, bottom = wide - 116, tall - 36
     x = _scale(first, max(last, first + 1), left, right)
     y = _scale(low, high, bottom, top)
     shape = "{:.0%}" if name == "accuracy" else "{:g}"
@@ -343,7 +342,7 @@ def evidence_figure(curve: Mapping[str, Any]) -> Markup:
         ends = [(x(k), y(level(v))) for k, v in zip(curve["ks"], limit, strict=True)]
         parts += [
             path(ends, "limit"),
-            text(right, ends[-1][1] - 7, "chance reaches up to here", "soft halo", "end"),
+            text(left + 4, ends[0][1] + 16, "chance reaches up to here", "soft halo"),
         ]
     parts.append(path([(x(k), y(level(v))) for k, v in points], "curve w-groups"))
     for k, v in points:
@@ -414,6 +413,19 @@ def _known(value: Any) -> bool:
 def _scale(low: float, high: float, start: float, end: float) -> Any:
     """A function from values to places."""
     return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def bar(share: float, colour: int) -> Markup:
+    """A share as a short bar; the number stands beside it."""
+    return tag(
+        "svg",
+        tag("rect", width=100, height=8, class_="track"),
+        tag("rect", width=100 * min(max(share, 0.0), 1.0), height=8, class_=f"fill g{colour}"),
+        viewBox="0 0 100 8",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+        class_="bar",
+    )
 
 
 def key(labels: Sequence[str]) -> Markup:

@@ -17,6 +17,7 @@ from coterie.report.html.contents import Contents
 from coterie.report.html.svg import printable
 from coterie.report.table import format_value
 from coterie.report.verdict import ARMS
+from coterie.report.why import Why
 from coterie.report.words import describe_result, join_words, name_way
 from coterie.running.progress import duration, megabytes
 
@@ -96,12 +97,13 @@ def describe(contents: Contents) -> dict[str, Any]:
         "gains": Markup("") if verdict is None else figures.gains_figure(verdict),
         "groups": [_card(card) for card in cards if "odd" not in card],
         "profile": _profile(cards),
-        "why": _why(contents, labels),
+        "why": _why(contents),
         "odd": [card["clients"][0] for card in cards if "odd" in card],
         "rows": rows,
         "left_out": left_out,
         "score": _score_name(contents),
         "strange": [row["client"] for row in contents.clients if not row["fits"]],
+        "faults": list_faults(contents.rounds),
         "journey": figures.journey_figure(contents.record, contents.names, labels),
         "curves": {name: drawn for name, drawn in curves.items() if drawn},
         "evidence": [
@@ -222,7 +224,10 @@ def _card(card: dict[str, Any]) -> dict[str, Any]:
         "accuracy": card.get("accuracy"),
         "loss": card.get("loss"),
         "margin": card.get("margin"),
-        "labels": labels[:MOST_LABELS],
+        "labels": [
+            (name, share, figures.bar(share, int(card["model"]) % 8))
+            for name, share in labels[:MOST_LABELS]
+        ],
         "other_labels": max(len(labels) - MOST_LABELS, 0),
     }
 
@@ -234,19 +239,15 @@ def _profile(cards: Sequence[dict[str, Any]]) -> list[tuple[int, list[float]]]:
     return own if 2 <= len(own) <= 10 and square else []
 
 
-def _why(contents: Contents, labels: dict[int, str]) -> list[tuple[str, list[str]]]:
-    """In what groups differ, as sentences by group; empty if the run does not say."""
-    found = contents.final.get("why")
-    return [] if not found else why_sentences(found)
-
-
-def why_sentences(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """The sentences of why.json, group by group."""
-    out: dict[str, list[str]] = {}
-    for one in found.get("statements", []):
-        if isinstance(one, dict) and one.get("text"):
-            out.setdefault(f"Group {one.get('group')}", []).append(str(one["text"]))
-    return list(out.items())
+def _why(contents: Contents) -> dict[str, Any]:
+    """In what groups differ: sentences by group, and what clients sent for it."""
+    if "why" not in contents.final:
+        return {}
+    why = Why.of(contents.final["why"]).to_json()
+    groups = [
+        {**line, "said": [one["text"] for one in line["statements"]]} for line in why["groups"]
+    ]
+    return {**why, "groups": groups if why["compared"] else []}
 
 
 def _score_name(contents: Contents) -> str:
@@ -352,6 +353,20 @@ def _data(contents: Contents) -> dict[str, Any]:
         "warnings": [str(one["text"]) for one in card.get("warnings", [])],
         "notes": [str(note) for note in card.get("notes", [])],
     }
+
+
+def list_faults(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Clients that did not answer, or whose replies were left out, the most often first."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in rounds:
+        missing = [(name, "did not answer in time") for name in line.get("missing", [])]
+        wrong = [(one["client"], one["why"]) for one in line.get("faults", [])]
+        for name, why in [*missing, *wrong]:
+            of_client = found.setdefault(str(name), {"client": str(name), "rounds": set()})
+            of_client["rounds"].add(int(line["round"]))
+            of_client["why"] = str(why)  # the latest
+    worst = sorted(found.values(), key=lambda one: (-len(one["rounds"]), one["client"]))
+    return [{**one, "times": len(one["rounds"]), "last": max(one["rounds"])} for one in worst[:30]]
 
 
 def list_traffic(contents: Contents) -> list[dict[str, str]]:

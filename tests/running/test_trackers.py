@@ -1,0 +1,121 @@
+"""Trackers, each with the real package."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import coterie
+from coterie.cli import main
+from coterie.core.errors import ConfigError
+from coterie.data import blobs
+from coterie.running.trackers import MLflow, TensorBoard, WandB, choose_tracker
+
+
+def fit(track, **options):
+    data = blobs(n_groups=2, clients_per_group=2, n=12)
+    return coterie.fit(data, "ifca", model="linear", n_groups=2, rounds=2, track=track, **options)
+
+
+class Heard:
+    """A user's own tracker."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+
+    def start(self, run):
+        self.said.append(("start", run["algorithm"]["name"]))
+
+    def round(self, training, line):
+        self.said.append((training, line["round"], line["loss"]))
+
+    def finish(self, summary):
+        self.said.append(("finish", summary and summary["rounds"]))
+
+
+def test_an_own_tracker_hears_everything_in_order():
+    tracker = Heard()
+    found = fit(tracker)
+    assert [line[0] for line in tracker.said] == [
+        "start",
+        *["ifca"] * 2,
+        *["local_only"] * 2,
+        *["fedavg"] * 2,
+        "finish",
+    ]
+    assert tracker.said[2][1:] == (2, found.rounds[-1]["loss"])
+    assert tracker.said[-1] == ("finish", 2)
+
+
+def test_replicates_are_told_apart():
+    tracker = Heard()
+    fit(tracker, settings={"replicates": 2})
+    assert {line[0] for line in tracker.said} >= {"ifca", "ifca (2)", "fedavg", "fedavg (2)"}
+
+
+def test_a_tracker_hears_that_a_run_was_stopped():
+    class Stops(Heard):
+        def round(self, training, line):
+            raise KeyboardInterrupt
+
+    tracker = Stops()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tracker)
+    assert tracker.said[-1] == ("finish", None)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = fit(TensorBoard(tmp_path))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    losses = [event.value for event in events.Scalars("ifca/loss")]
+    assert losses == pytest.approx([line["loss"] for line in found.rounds])
+    assert [event.step for event in events.Scalars("fedavg/loss")] == [1, 2]
+    assert "summary/accuracy/mean" in events.Tags()["scalars"]
+
+
+def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer a database
+    uri = (tmp_path / "store").as_uri()
+    found = fit(MLflow("trial", uri))
+    client = mlflow.MlflowClient(uri)
+    [run] = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["algorithm.name"] == "ifca"
+    history = client.get_metric_history(run.info.run_id, "ifca/loss")
+    assert [metric.value for metric in history] == [line["loss"] for line in found.rounds]
+
+
+def test_wandb_writes_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    fit(WandB("trial", tmp_path))
+    [log] = tmp_path.rglob("run-*.wandb")
+    content = log.read_bytes()
+    for word in (b"ifca/loss", b"fedavg/loss", b"algorithm.name"):
+        assert word in content
+
+
+def test_both_doors_take_the_name_of_a_tracker(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        x = np.random.default_rng(i).normal(size=(10, 2)).round(3)
+        lines = [f"{a},{b},{int(a > 0)}" for a, b in x]
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{i}.csv").write_text("\n".join(["a,b,y", *lines]))
+    words = "run --data sites --label y --algorithm fedavg --set run.rounds=1 --track tensorboard"
+    monkeypatch.setattr(sys, "argv", ["coterie", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_an_unknown_tracker_is_refused():
+    with pytest.raises(ConfigError, match="Did you mean 'mlflow'"):
+        choose_tracker("mlflo")
+    assert choose_tracker(None) is None
