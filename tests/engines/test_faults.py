@@ -47,3 +47,15 @@ def test_faults_are_a_function_of_seed_exchange_and_client():
 def test_impossible_faults_are_refused(options):
     with pytest.raises(ConfigError, match=r"^Faults: "):
         Faults(**options)
+
+
+def test_the_line_of_a_round_names_who_did_not_answer():
+    from small_runs import ready
+
+    from coterie.running.loop import begin
+
+    result = begin(ready("ifca", 3, run={"drop": 0.5, "participation": 1.0}))
+    missing = [set(line.get("missing", [])) for line in result.rounds]
+    assert any(missing)
+    assert all(names <= set(result.fed.names) for names in missing)
+    assert not any("missing" in line for line in begin(ready("ifca", 2)).rounds)

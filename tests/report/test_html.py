@@ -104,7 +104,7 @@ def test_a_report_has_every_section_and_nothing_from_outside(folder):
     assert not re.search(r"url\(|@import|https?:", text)
     assert "default-src 'none'" in text
     assert len(text.encode()) < 3_000_000
-    assert all(a.get("aria-label") for a in page.all("svg"))
+    assert all(a.get("aria-label") or a.get("aria-hidden") for a in page.all("svg"))
 
 
 def test_hostile_names_are_text(folder):
@@ -215,3 +215,15 @@ def test_a_wide_interval_ends_in_an_arrow():
     assert "arrow" not in pictures.draw(gains[0])
     assert pictures.draw(gains[-1]).count("arrow") == 2
     assert pictures.draw([None, None, None]) == ""
+
+
+def test_the_page_says_why_groups_differ_and_who_was_late(folder):
+    contents = read_contents(folder)
+    late = {**contents.rounds[-1], "missing": ["<b>late</b>"]}
+    late["faults"] = [{"client": "liar", "task": "update", "why": "sent <i>nan</i>"}]
+    page = Page(render(replace(contents, rounds=[*contents.rounds[:-1], late])))
+    assert "<b>late</b> : 1 round, last in round 2: did not answer in time" in page.text
+    assert "liar : 1 round, last in round 2: sent <i>nan</i>" in page.text
+    if "why" in contents.final:
+        assert "All intervals hold together" in page.text
+        assert "To say in what groups differ, each client sent" in page.text

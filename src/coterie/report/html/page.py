@@ -242,7 +242,7 @@ def _profile(cards: Sequence[dict[str, Any]]) -> list[tuple[int, list[float]]]:
 def _why(contents: Contents) -> dict[str, Any]:
     """In what groups differ: sentences by group, and what clients sent for it."""
     if "why" not in contents.final:
-        return {}
+        return {"groups": [], "sent": []}
     why = Why.of(contents.final["why"]).to_json()
     groups = [
         {**line, "said": [one["text"] for one in line["statements"]]} for line in why["groups"]
