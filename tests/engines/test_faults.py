@@ -50,9 +50,8 @@ def test_impossible_faults_are_refused(options):
 
 
 def test_the_line_of_a_round_names_who_did_not_answer():
-    from small_runs import ready
-
     from coterie.running.loop import begin
+    from small_runs import ready
 
     result = begin(ready("ifca", 3, run={"drop": 0.5, "participation": 1.0}))
     missing = [set(line.get("missing", [])) for line in result.rounds]
