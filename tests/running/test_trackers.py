@@ -1,6 +1,7 @@
 """Trackers, each with the real package."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -94,7 +95,9 @@ def test_wandb_writes_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     fit(WandB("trial", tmp_path))
     [log] = tmp_path.rglob("run-*.wandb")
-    content = log.read_bytes()
+    end = time.monotonic() + 20
+    while b"fedavg/loss" not in (content := log.read_bytes()) and time.monotonic() < end:
+        time.sleep(0.1)  # another process of wandb writes the file, shortly after the run has ended
     for word in (b"ifca/loss", b"fedavg/loss", b"algorithm.name"):
         assert word in content
 
