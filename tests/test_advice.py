@@ -95,7 +95,7 @@ def test_own_networks_and_clients_set_aside():
     first = int(data.rows["train"].of_clients(torch.tensor([3])).index[0])
     data.x[first] = math.nan
     net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.warns(UserWarning, match="set aside"):
+    with pytest.warns(UserWarning, match="not finite. Its reply is left out"):
         advice = coterie.advise(data, model=net)
     assert advice.n_groups == 2
     assert data.names[3] not in advice.assignment

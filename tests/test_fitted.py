@@ -410,7 +410,7 @@ def test_the_history_is_a_frame_with_a_row_per_round(wine_fit, monkeypatch):
 def test_notebooks_get_html(wine_fit):
     fit, _ = wine_fit
     html = fit._repr_html_()
-    assert html.startswith("<p>2 groups among 8 clients")
+    assert html.startswith("<p><b>2 groups among 8 clients")
     assert "<table" in html
     assert "site-7" in html
 

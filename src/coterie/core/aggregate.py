@@ -234,6 +234,8 @@ class HeldMean:
         The largest weight of a client; None: twice the median of its group.
     fewest
         Rows with fewer clients are unchanged.
+    tell
+        Whether to warn of rows with too few replies for the rule.
     """
 
     def __init__(
@@ -245,8 +247,10 @@ class HeldMean:
         cap: float | None = None,
         radius: float | None = None,
         fewest: int = 1,
+        tell: bool = True,
     ) -> None:
-        self.mean, self.owner, self.rule, self.fewest = mean, owner, rule, fewest
+        self.mean, self.owner, self.rule = mean, owner, rule
+        self.fewest, self.tell = fewest, tell
         self.liars, self.cap, self.radius = liars, cap, radius
         self.bank = mean.slots or mean.by is not None
         self.around = leaves(mean.around)
@@ -284,7 +288,7 @@ class HeldMean:
             weight, group = torch.cat(parts[1])[order], torch.cat(parts[2])[order]
             for row in range(self.rows):
                 self._combine(out, row, values, weight, group)
-        if self.few:
+        if self.few and self.tell:
             shown = ", ".join(map(str, self.few[:5])) + (" ..." if len(self.few) > 5 else "")
             rows = f" of groups {shown}" if self.bank else ""
             warnings.warn(

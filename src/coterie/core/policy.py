@@ -40,6 +40,9 @@ class Policy:
     min_group
         A mean of fewer clients is not passed on: the group keeps its model. The result has no
         model and no figures of such groups.
+    tell
+        Warn if a group has too few replies for the rule, and the plain mean is taken. Methods that
+        have a rule of their own do not.
     """
 
     mean: Rule = "plain"
@@ -48,6 +51,7 @@ class Policy:
     cap: Annotated[float, Gt(0)] | None = None
     strikes: Annotated[int, Ge(1)] = 3
     min_group: Annotated[int, Ge(1)] = 1
+    tell: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,7 +62,7 @@ class Policy:
             return RunningMean(mean, owner, self.cap, None, self.min_group)
         if self.mean == "clipped" and self.radius is not None:
             return RunningMean(mean, owner, self.cap, self.radius, self.min_group)
-        held = self.mean, self.liars, self.cap, self.radius, self.min_group
+        held = self.mean, self.liars, self.cap, self.radius, self.min_group, self.tell
         return HeldMean(mean, owner, *held)
 
 

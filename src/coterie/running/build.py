@@ -176,7 +176,10 @@ def policy_of(algorithm: Algorithm, settings: Settings) -> Policy:
     privacy = settings.as_privacy()
     if privacy is not None:
         return privacy.limit(as_policy(settings.policy))
-    return as_policy({**algorithm.policy, **(settings.policy or {})})
+    own, asked = dict(algorithm.policy), settings.policy or {}
+    if "mean" in asked:
+        own.pop("tell", None)
+    return as_policy({**own, **asked})
 
 
 @dataclass(frozen=True)

@@ -153,11 +153,9 @@ class WandB:
         import wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        mode: Any = self.mode
         self.run: Any = wandb.init(
-            project=self.project,
-            dir=str(self.folder),
-            mode=self.mode,  # type: ignore[arg-type]
-            config=dict(options(run)),
+            project=self.project, dir=str(self.folder), mode=mode, config=dict(options(run))
         )
 
     def round(self, training: str, line: dict[str, Any]) -> None:

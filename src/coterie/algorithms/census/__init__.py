@@ -99,7 +99,7 @@ class Census(Algorithm):
 
     starts: ClassVar[bool] = True
     # It cost nothing without an attack, and held under every one that was tried (attack_study).
-    policy: ClassVar[dict[str, Any]] = {"mean": "geometric_median"}
+    policy: ClassVar[dict[str, Any]] = {"mean": "geometric_median", "tell": False}
     model: Model
     local: LocalSGD
     n_groups: Annotated[int, Ge(1)] | None = None
