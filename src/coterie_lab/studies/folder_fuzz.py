@@ -243,8 +243,8 @@ def change(made: Made, rng: random.Random) -> tuple[list[str], bool]:
         name, how = rng.choice(sorted(made.files)), rng.choice(CHANGES)
         path = made.folder / name
         with contextlib.suppress(OSError):  # an earlier change has taken the place away
-            if path.is_symlink() or path.parent.is_symlink():
-                continue  # or the change itself would write outside
+            if path.is_symlink() or path.parent.is_symlink() or path.is_fifo():
+                continue  # or the change itself would write outside, or wait for ever
             how(made, path, rng)
         done.append(f"{how.__name__} {name}")
     fits = rng.random() < 0.5
