@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.report.table import Table
+from coterie.running.files import blame
 from coterie.running.folder import RunFolder
 
 FORMATS = {
@@ -18,7 +19,10 @@ FORMATS = {
 
 def comparison(folders: list[Path]) -> Table:
     """One row per run: scores, agreement with the truth, traffic, time."""
-    rows = [_row(RunFolder(folder)) for folder in folders]
+    rows = []
+    for folder in folders:
+        with blame(folder):
+            rows.append(_row(RunFolder(folder)))
     used = [name for name in rows[0] if any(line[name] is not None for line in rows)]
     return Table(used, [[line[name] for name in used] for line in rows], FORMATS)
 
