@@ -155,7 +155,7 @@ def draw_picture(figures: dict[str, Any], path: Path) -> None:
         )
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    axes[0].legend(loc="lower left", frameon=True)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper right", frameon=False)
     figure.suptitle("20 % of the clients lie: what is left for the honest ones")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
