@@ -128,9 +128,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     >>> X, site = rng.normal(size=(240, 2)), np.repeat(["a", "b", "c", "d"], 60)
     >>> y = (X[:, 0] > 0) ^ np.isin(site, ["b", "d"])  # two sites code the outcome the other way
     >>> model = FederatedClassifier(rounds=10, random_state=0).fit(X, y, groups=site)
-    >>> model.assignment_[0] == model.assignment_[2] != model.assignment_[1]
+    >>> bool(model.assignment_[0] == model.assignment_[2] != model.assignment_[1])
     True
-    >>> model.score(X, y, groups=site) > 0.9
+    >>> bool(model.score(X, y, groups=site) > 0.9)
     True
     """
 

@@ -308,7 +308,8 @@ def a_client_fetches_its_model_and_predicts_with_it(deployment, tmp_path):
     said = coterie("deploy", "pull", deployment, "--client", "client-1", "--out", out)
     assert said.returncode == 0, said.stderr
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 2), dtype=np.float32))
-    said = coterie("predict", out, "--data", tmp_path / "new.npz", cwd=HERE)
+    words = ["--data", tmp_path / "new.npz", "--trust", "newcomer:Newcomer"]
+    said = coterie("predict", out, *words, cwd=HERE)
     assert said.returncode == 0, said.stderr
     assert len(said.stdout.splitlines()) == 4  # a heading and three predictions
 

@@ -327,6 +327,8 @@ class Federation(ABC):
         for position, reply in self.exchange(call) if len(call.ids) else ():
             sizes = {name: n_bytes(part) // max(len(position), 1) for name, part in reply.items()}
             position, reply = inspector.check(position, reply)
+            if not len(position):
+                continue  # every reply of this part was faulty
             for total in sums:
                 total.add(reply, position, checked=True)
             parts.append({name: leaf for name, leaf in reply.items() if name not in reduced})
