@@ -27,8 +27,8 @@ class Policy:
         the replies that far ones hardly move. All but "plain" hold every reply until all are
         there; "clipped" with a radius does not.
     liars
-        Share of a group's members that may lie: "trimmed" drops so many on each side, and "krum"
-        counts so many neighbours less.
+        Share of a group's members that may lie: "trimmed" drops this share on each side, and "krum"
+        counts that many neighbours less.
     radius
         Length beyond which "clipped" and "centred_clipping" shorten the difference between a reply
         and the model. None: the median length in the group.

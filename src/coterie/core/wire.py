@@ -41,7 +41,7 @@ PER_LEAF = 512
 def load(data: bytes, like: Tree = None, leaves: int | None = None) -> Tree:
     """The tree in some bytes; named tuples become dicts unless `like` has their types.
 
-    `leaves`: the tree may have at most so many; what is longer is refused before it is parsed.
+    `leaves`: the largest number of leaves; a longer tree is refused before it is parsed.
     """
     try:
         size = int.from_bytes(data[:8], "little")

@@ -139,7 +139,7 @@ def run(attendants: list[Attendant], stop: threading.Event, with_parent: bool) -
         thread.start()
     while not stop.wait(1.0):
         if not all(thread.is_alive() for thread in threads):
-            os._exit(1)  # whoever started this process starts it again
+            os._exit(1)  # the supervisor starts this process again
     # A client in the middle of its work is not waited for: it takes the message up again.
     end = time.monotonic() + 5.0
     for each, thread in zip(attendants, threads, strict=True):

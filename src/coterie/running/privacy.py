@@ -10,7 +10,7 @@ from coterie.running.files import read, write
 from coterie.running.folder import RunFolder
 
 SECRET = "noise.key"
-"""File of a run folder from which the noise is drawn; whoever has it can remove the noise."""
+"""File of a run folder from which the noise is drawn; a person who has it can remove the noise."""
 
 
 def start_budget(settings: Settings, folder: RunFolder | None) -> Budget | None:
