@@ -70,8 +70,8 @@ def audit(path: str | Path, expect: str | None = None) -> Audit:
     Parameters
     ----------
     expect
-        The last hash of an earlier audit, kept elsewhere. The record must contain it: whoever can
-        change a folder can also write a new chain, but not one with this hash.
+        The last hash of an earlier audit, kept elsewhere. The record must contain it: a person who
+        can change a folder can also write a new chain, but not one with this hash.
     """
     folder = RunFolder(path)
     description = folder.description()

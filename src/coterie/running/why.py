@@ -249,7 +249,7 @@ class Answers(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """Whom and what to ask."""
+    """Which clients to ask, and for what."""
 
     fed: Federation
     method: Any

@@ -31,7 +31,7 @@ ROUNDS = 15
 
 
 def cancer(seed: int, clients: int = 20) -> FederatedData:
-    """Breast cancer diagnoses, dealt at random; the second half of the clients swaps the labels."""
+    """Breast cancer diagnoses, assigned at random; the second half of the clients swaps labels."""
     x, y = load_breast_cancer(return_X_y=True)
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
     order = np.random.default_rng(seed).permutation(len(x))
