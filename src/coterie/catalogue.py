@@ -41,7 +41,8 @@ said in one line; rows without a label are left out and counted.
 
 The options below have the same names everywhere:
 
-  command line (run, advise)   --drop id --drop name --na-values -9 --no-header
+  command line                 --drop id --drop name --na-values -9 --no-header
+    (run, advise, compare, recheck)
   Python                       coterie.from_folder("sites/", "outcome", drop=["id", "name"])
   run file                     [data]
                                name = "folder"    # or "table"

@@ -6,7 +6,7 @@ saved and loaded elsewhere are therefore the same.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from html import escape
@@ -246,9 +246,7 @@ class Fitted:
         fits = bool(evidence.fits[0]) and group >= 0
         return Spot(group, float(evidence.margin[0]), fits, float(evidence.score[0]))
 
-    def recheck(
-        self, data: Any, *, client: str | None = None, unit: str | Sequence[str] | None = None
-    ) -> Recheck:
+    def recheck(self, data: Any, *, client: str | None = None, **options: Any) -> Recheck:
         """Compare new rows with the groups: who stays, who moved, who fits nowhere any more.
 
         Clients are known by their names; those with other names are placed as newcomers.
@@ -261,10 +259,11 @@ class Fitted:
             `from_table`, `from_arrays`, ... If there are no labels, inputs alone are compared.
         client
             Column with the name of the client, if the data are one table.
-        unit
-            Column or columns whose rows belong together, such as the patient.
+        options
+            How the data are read, see `Reading`. Of their own the new data have unit, names,
+            separator, header, encoding and na_values; the others are those of the run.
         """
-        new, labelled = prepare_again(data, self.card, client, unit)
+        new, labelled = self._new_data(data, client, options)
         labelled = labelled or self.card.task == "reconstruction"
         reference = self._reference()
         ids, found = look_again(reference, self.algorithm, new, labelled)
@@ -278,6 +277,37 @@ class Fitted:
                 line |= self._score(new, i, known[line["client"]])
         silent = [name for name in (*self.names, *new.names) if name not in names]
         return Recheck(lines, labelled, LEVEL, list(dict.fromkeys(silent)))
+
+    def evaluate(self, data: Any, *, client: str | None = None, **options: Any) -> Table:
+        """Score each client's model on new rows of this client.
+
+        A row per client: its number of rows, and its accuracy, or error in the unit of the label.
+        Clients that the run does not know are left out.
+
+        Parameters
+        ----------
+        data, client, options
+            As in `recheck`. There must be labels.
+        """
+        new, labelled = self._new_data(data, client, options)
+        if not labelled or not self.algorithm.supervised:
+            raise DataError(
+                "evaluate: the new rows must have labels, and the models must predict them. "
+                "They do not. Without labels use recheck."
+            )
+        known = {line["client"]: line for line in self.rows}
+        lines = [
+            {"client": name, "rows": int(new.sizes("train")[i])} | self._score(new, i, known[name])
+            for i, name in enumerate(new.names)
+            if name in known
+        ]
+        if not lines:
+            raise DataError(
+                f"evaluate: clients of the run must have new rows. Got {join_words(new.names[:3])}"
+                f", the run has {join_words(self.names[:3])}. Compare their names."
+            )
+        columns = ["client", "rows", "accuracy" if new.task == "classification" else "error"]
+        return Table(columns, [[line.get(name) for name in columns] for line in lines], FORMATS)
 
     def predict(
         self, x: Any, client: str | None = None, group: int | None = None, raw: bool = False
@@ -400,6 +430,11 @@ class Fitted:
             )
         return Reference.read(self.files["reference.safetensors"])
 
+    def _new_data(
+        self, data: Any, client: str | None, options: dict[str, Any]
+    ) -> tuple[FederatedData, bool]:
+        return prepare_again(data, self.card, client, self.description.get("data", {}), options)
+
     def _has_labels(self, x: Any) -> bool:
         """Whether new data of one client have labels, or need none."""
         if self.card.task == "reconstruction" or not self.algorithm.supervised:
@@ -432,7 +467,7 @@ class Fitted:
     def _score(self, new: FederatedData, i: int, known: dict[str, Any]) -> dict[str, float]:
         """Accuracy or error of a client's model on its new rows, and in the run."""
         name = "accuracy" if self.card.task == "classification" else "error"
-        if known.get(name) is None:
+        if name not in known:
             return {}
         batch = new.gather("train", torch.tensor([i]))
         with torch.no_grad():
@@ -617,25 +652,37 @@ def fit_run(
     tracker: Tracker | None = None,
 ) -> Fitted:
     """Run what was requested, and the runs it is compared with."""
+    return _run_all(ready, out, progress, tracker, lambda show: begin(ready, out, show))
+
+
+def resume_run(
+    ready: Run, out: str | Path, progress: bool | Progress = False, tracker: Tracker | None = None
+) -> Fitted:
+    """Continue a run, and the runs it is compared with."""
+
+    def go_on(show: Progress) -> Result:
+        return resume_loop(ready.algorithm, ready.data, ready.settings, out, show)
+
+    return _run_all(ready, out, progress, tracker, go_on)
+
+
+def _run_all(
+    ready: Run,
+    out: str | Path | None,
+    progress: bool | Progress,
+    tracker: Tracker | None,
+    train: Callable[[Progress], Result],
+) -> Fitted:
+    """Train, and then the runs it is compared with."""
     shown = choose_progress(progress)
     expect(shown, count_rounds(ready))
     with (
         nullcontext() if out is None else RunFolder(out).lock(),
         tracked(tracker, shown, ready.description) as (show, summary),
     ):
-        result = begin(ready, out, show)
-        fit = compare(result, *run_others(ready, out, show))
+        fit = compare(train(show), *run_others(ready, out, show))
         summary.update(fit.summary)
     return fit
-
-
-def resume_run(ready: Run, out: str | Path, progress: bool | Progress = False) -> Fitted:
-    """Continue a run, and the runs it is compared with."""
-    show = choose_progress(progress)
-    expect(show, count_rounds(ready))
-    with RunFolder(out).lock():
-        result = resume_loop(ready.algorithm, ready.data, ready.settings, out, show)
-        return compare(result, *run_others(ready, out, show))
 
 
 def run_others(
@@ -793,6 +840,7 @@ def resume(
     model: Model | nn.Module | None = None,
     trust: Iterable[str] = (),
     progress: bool | Progress = False,
+    track: str | Tracker | None = None,
 ) -> Fitted:
     """Continue a run that was stopped, with exactly the results of a run that was not.
 
@@ -808,11 +856,14 @@ def resume(
         Code of your own that the run uses, as "package.module:Name". Nothing else is imported.
     progress
         Whether to show the rounds as they pass.
+    track
+        Where to log the rest of the run besides, as in `fit`; a tracker begins a log of its own.
     """
     given: dict[str, Any] = {} if data is None else {"data": data}
     if model is not None:
         given["model"] = model
-    return resume_run(rebuild(RunFolder(path), trust, **given), path, progress)
+    ready = rebuild(RunFolder(path), trust, **given)
+    return resume_run(ready, path, progress, choose_tracker(track))
 
 
 def load(

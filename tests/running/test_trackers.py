@@ -118,6 +118,86 @@ def test_both_doors_take_the_name_of_a_tracker(tmp_path, monkeypatch):
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
+class Stops:
+    """Progress of a run that is stopped after its first round."""
+
+    def start(self, title, rounds, done):
+        self.rounds = 0
+
+    def round(self, line):
+        self.rounds += 1
+        if self.rounds > 1:
+            raise KeyboardInterrupt
+
+    def say(self, text):
+        pass
+
+    def end(self):
+        pass
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """The folder of a run that was stopped in its second round."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for i in range(2):
+        x = np.random.default_rng(i).normal(size=(10, 2)).round(3)
+        lines = [f"{a},{b},{int(a > 0)}" for a, b in x]
+        (sites / f"{i}.csv").write_text("\n".join(["a,b,y", *lines]))
+    data = coterie.from_folder(sites, "y")
+    with pytest.raises(KeyboardInterrupt):
+        coterie.fit(data, "fedavg", rounds=3, progress=Stops(), out=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_tracker_hears_the_rest_of_a_run_that_is_continued(stopped):
+    tracker = Heard()
+    found = coterie.resume(stopped, track=tracker)
+    assert tracker.said[0] == ("start", "fedavg")
+    heard = [line for line in tracker.said if line[0] == "fedavg"]
+    assert heard[-1] == ("fedavg", 3, found.rounds[-1]["loss"])
+    assert [line[1] for line in heard] == [*range(4 - len(heard), 4)]
+    assert tracker.said[-1] == ("finish", 3)
+
+
+def test_tensorboard_reads_a_run_that_was_continued(stopped, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["coterie", "resume", str(stopped), "--track", "tensorboard"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    last = events.Scalars("fedavg/loss")[-1]
+    assert (last.step, last.value) == (3, pytest.approx(coterie.load(stopped).rounds[-1]["loss"]))
+
+
+def test_mlflow_reads_a_run_that_was_continued(stopped, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    found = coterie.resume(stopped, track=MLflow("trial", uri))
+    client = mlflow.MlflowClient(uri)
+    [run] = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert run.info.status == "FINISHED"
+    last = client.get_metric_history(run.info.run_id, "fedavg/loss")[-1]
+    assert (last.step, last.value) == (3, found.rounds[-1]["loss"])
+
+
+def test_wandb_writes_a_run_that_was_continued(stopped, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    coterie.resume(stopped, track=WandB("trial", tmp_path / "wandb"))
+    [log] = (tmp_path / "wandb").rglob("run-*.wandb")
+    end = time.monotonic() + 20
+    while b"fedavg/loss" not in log.read_bytes() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert b"fedavg/loss" in log.read_bytes()
+
+
 def test_an_unknown_tracker_is_refused():
     with pytest.raises(ConfigError, match="Did you mean 'mlflow'"):
         choose_tracker("mlflo")

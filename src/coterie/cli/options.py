@@ -16,6 +16,9 @@ Trust = Annotated[
         "imported. May be repeated."
     ),
 ]
+Track = Annotated[
+    str | None, typer.Option(help="Also log to: tensorboard, mlflow or wandb (offline).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Folder = Annotated[Path, typer.Argument(help="A run folder, written by coterie run --out.")]
 Data = Annotated[

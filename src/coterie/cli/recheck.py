@@ -1,29 +1,30 @@
 """coterie recheck"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import READING, Folder, Json
+from coterie.cli.options import Folder, Json, reads_data
 
 
+@reads_data
 def recheck(
     folder: Folder,
     data: Annotated[
         Path, typer.Option(help="New data: a folder with a file per client, or one table.")
     ],
-    label: Annotated[
-        str | None, typer.Option(help="Column of the label. Default, and only choice: the run's.")
-    ] = None,
-    client: Annotated[str | None, typer.Option(help=READING["client"][1])] = None,
-    unit: Annotated[list[str] | None, typer.Option(help=READING["unit"][1])] = None,
     json: Json = False,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Compare new data with the groups of a run: who stays, who moved, who fits nowhere.
 
-    Clients are known by their names; those with other names are placed as newcomers. The label
-    column is the one of the run. Without it inputs alone are compared. Nothing is trained.
+    Clients are known by their names; those with other names are placed as newcomers. Without
+    labels inputs alone are compared. Nothing is trained.
+
+    New data are read as the data of the run were. How files are written, --unit and --names may
+    differ; all other options below may be repeated, but not changed.
 
     Examples:
 
@@ -33,13 +34,9 @@ def recheck(
 
       coterie recheck runs/a --data new/ --json
     """
-    from coterie.core.errors import ConfigError, DataError
+    from coterie.cli.sources import check_data
     from coterie.fitted import load
 
-    if not data.exists():
-        raise DataError(f"{data} does not exist. Check the path.")
-    fit = load(folder)
-    if label not in (None, fit.encoder.label):
-        raise ConfigError(f"--label must be that of the run, {fit.encoder.label}. Got {label}.")
-    found = fit.recheck(str(data), client=client, unit=unit or None)
+    check_data(data, reading)
+    found = load(folder).recheck(str(data), **reading)
     print(found.to_json() if json else found)

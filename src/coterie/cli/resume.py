@@ -1,16 +1,18 @@
 """coterie resume"""
 
-from coterie.cli.options import Folder, Trust
+from coterie.cli.options import Folder, Track, Trust
 
 
-def resume(folder: Folder, trust: Trust = None) -> None:
+def resume(folder: Folder, trust: Trust = None, track: Track = None) -> None:
     """Continue a run that was stopped, with exactly the results of a run that was not.
 
-    Example:
+    Examples:
 
       coterie resume runs/a
+
+      coterie resume runs/a --track mlflow
     """
     from coterie import fitted
 
-    fit = fitted.resume(folder, trust=trust or (), progress=True)
+    fit = fitted.resume(folder, trust=trust or (), progress=True, track=track)
     print(f"\n{fit}")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Trust, Why, parse_sets, reads_data
+from coterie.cli.options import Json, Track, Trust, Why, parse_sets, reads_data
 
 
 @reads_data
@@ -61,9 +61,7 @@ def run(
         typer.Option(help="Address of a Ray cluster for --engine ray. Default: this machine."),
     ] = None,
     trust: Trust = None,
-    track: Annotated[
-        str | None, typer.Option(help="Also log to: tensorboard, mlflow or wandb (offline).")
-    ] = None,
+    track: Track = None,
     json: Json = False,
     *,
     reading: dict[str, Any],

@@ -1,16 +1,18 @@
 """New rows of many clients, prepared by the rules of a finished run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.core.errors import DataError
-from coterie.data.assemble import drop_unlabelled
+from coterie.core.config import construct
+from coterie.core.errors import ConfigError, DataError
+from coterie.data.assemble import Reading, choose_clients, drop_unlabelled
 from coterie.data.card import DataCard
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
@@ -18,12 +20,63 @@ from coterie.data.readers import as_table, read_folder, split_table
 from coterie.data.tables import Cells, RawTable
 from coterie.data.units import number_units, pool_units
 
+OF_NEW_ROWS = {"unit", "names", "separator", "header", "encoding", "na_values"}
+"""Options of `Reading` that new rows have of their own. The others are those of the run."""
+
+
+def settle_options(given: Mapping[str, Any], trained: Mapping[str, Any], card: DataCard) -> Reading:
+    """How new rows are read: as in training, unless it is said.
+
+    Parameters
+    ----------
+    given
+        Options of `Reading`, label and size. Those that the run has settled may be repeated; other
+        values of them are an error.
+    trained
+        The table [data] of the run.
+    card
+        What the run knows of its data.
+
+    >>> card = DataCard("regression", 1, None, (2,), Encoder(label="cost"))
+    >>> settle_options({"label": "cost", "na_values": "-9"}, {"drop": ["id"]}, card).na_values
+    ('-9',)
+    """
+    known = {field.name for field in fields(Reading)}
+    before = construct(Reading, {k: v for k, v in trained.items() if k in known})
+    before = replace(before, names=None, **vars(card.encoder.files))
+    asked = {name: value for name, value in given.items() if name not in ("label", "size")}
+    new = construct(Reading, {**vars(before), **asked})
+    shape = list(card.encoder.shape[1:])
+    settled = {name: getattr(before, name) for name in known - OF_NEW_ROWS}
+    settled |= {"label": card.encoder.label, "size": shape if len(shape) == 2 else None}
+    for name in given:
+        if name not in settled:
+            continue
+        value = given[name] if name in ("label", "size") else getattr(new, name)
+        value = [value] * 2 if name == "size" and isinstance(value, int) else value
+        value = list(value) if name == "size" and value is not None else value
+        # The task may have been found from the labels.
+        same = card.task if name == "task" and settled[name] is None else settled[name]
+        if value != same:
+            raise ConfigError(
+                f"{name} must be that of the run, {_say(same)}: new rows are read as the rows that "
+                f"trained. Got {_say(value)}. Leave it out."
+            )
+    return new
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
 
 def prepare_again(
     given: Any,
     card: DataCard,
     client: str | None = None,
-    unit: str | Sequence[str] | None = None,
+    trained: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[FederatedData, bool]:
     """New data as the models of a run know them, and whether they have labels.
 
@@ -38,37 +91,50 @@ def prepare_again(
         What the run knows of its data.
     client
         Column with the name of the client, if `given` is one table.
-    unit
-        Column or columns whose rows belong together.
+    trained
+        The table [data] of the run.
+    options
+        How the new data are read, see `settle_options`.
     """
     if isinstance(given, FederatedData):
+        if options or client is not None:
+            name = next(iter(options), "client")
+            raise ConfigError(
+                f"{name} says how data are read, and these are read already. Leave it out, or give "
+                "the folder or the table itself."
+            )
         return _convert(given, card)
     if client is None and not isinstance(given, str | Path | Mapping):
         raise DataError(
             f"Got new rows as one {type(given).__name__}. Name the column that says which client a "
             "row belongs to: client=COLUMN. Or give a dict with the rows of each client."
         )
-    encoder = card.encoder
+    reading = settle_options(options, trained, card)
+    how = reading.format
     if client is not None:
-        tables, names = split_table(given, client, encoder.files)
+        tables, names = split_table(given, client, how)
     elif isinstance(given, Mapping):
         names = [str(name) for name in given]
-        tables = [
-            as_table(value, f"client '{name}'", encoder.files) for name, value in given.items()
-        ]
+        tables = [as_table(value, f"client '{name}'", how) for name, value in given.items()]
     elif Path(given).is_dir():
-        images = len(encoder.shape) == 3
-        size = (encoder.shape[1], encoder.shape[2]) if images else None
-        found = read_folder(given, size, encoder.files)
+        shape = card.encoder.shape
+        size = (shape[1], shape[2]) if len(shape) == 3 else None
+        found = read_folder(given, size, how, reading.names)
         tables, names = found.tables, found.names
     else:
         raise DataError(
             f"{given} must be a folder with a file per client, or a table. For a table, name the "
             "column that says which client a row belongs to: client=COLUMN."
         )
-    if not names:
-        raise DataError("There must be at least one client in the new data. Got none.")
-    return _from_tables(tables, names, card, (unit,) if isinstance(unit, str) else unit or ())
+    tables, names = choose_clients("The new data", tables, names, reading.names)
+    unit = reading.unit
+    if "unit" not in options and not all(_has(table, unit) for table in tables):
+        unit = ()
+    return _from_tables(tables, names, card, unit)
+
+
+def _has(table: RawTable, columns: Sequence[str]) -> bool:
+    return all(name in table.cells or name in table.beside for name in columns)
 
 
 def _from_tables(

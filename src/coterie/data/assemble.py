@@ -157,7 +157,7 @@ def assemble(
     name, record
         By which the data can be made again.
     """
-    tables, names = _chosen(owner, tables, names, options.names)
+    tables, names = choose_clients(owner, tables, names, options.names)
     n_rows = sum(len(table.rows) for table in tables)
     columns, tables = _columns(owner, tables, label, options)
     labelled = None
@@ -285,7 +285,7 @@ def read_units(
     return units, times
 
 
-def _chosen(
+def choose_clients(
     owner: str, tables: Sequence[RawTable], names: Sequence[str], wanted: Sequence[str] | None
 ) -> tuple[list[RawTable], list[str]]:
     """The clients that are asked for, all with rows and with a name of their own."""

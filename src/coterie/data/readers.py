@@ -175,6 +175,7 @@ def read_folder(
             f"is beside the folder '{folders[0].name}'. Move one of them."
         )
     if folders:
+        _refuse_unknown(wanted, [entry.name for entry in folders])
         folders = [entry for entry in folders if wanted is None or entry.name in wanted]
         tables = _one_depth(
             [read_client(entry, size) for entry in show_progress(folders, "clients")]
@@ -186,10 +187,17 @@ def read_folder(
                 f"from_folder: client files must end in {', '.join(ENDINGS)}. Got '{entry.name}'. "
                 f"Convert or remove it."
             )
+    _refuse_unknown(wanted, [stem_of(entry) for entry in entries])
     files = [entry for entry in entries if wanted is None or stem_of(entry) in wanted]
     tables = [read_file(entry, how) for entry in show_progress(files, "files")]
     typed = all(ending_of(entry) == ".npz" for entry in files)
     return Folder(tables, [stem_of(entry) for entry in files], False, typed)
+
+
+def _refuse_unknown(wanted: Sequence[str] | None, names: Sequence[str]) -> None:
+    for name in wanted or ():
+        if name not in names:
+            raise DataError("from_folder: " + unknown("client", name, names))
 
 
 def from_partitions(partitioner: Any, label: str | None = None, **options: Any) -> FederatedData:
