@@ -303,7 +303,7 @@ class Fitted:
         ]
         if not lines:
             raise DataError(
-                f"evaluate: clients of the run must have new rows. Got {join_words(new.names[:3])}"
+                f"evaluate: clients of the run must have new rows. Got {join_words(list(new.names[:3]))}"
                 f", the run has {join_words(self.names[:3])}. Compare their names."
             )
         columns = ["client", "rows", "accuracy" if new.task == "classification" else "error"]
