@@ -303,8 +303,8 @@ class Fitted:
         ]
         if not lines:
             raise DataError(
-                f"evaluate: clients of the run must have new rows. Got {join_words(list(new.names[:3]))}"
-                f", the run has {join_words(self.names[:3])}. Compare their names."
+                f"evaluate: clients of the run must have new rows. Got '{new.names[0]}', and the "
+                f"run has '{self.names[0]}'. Compare their names."
             )
         columns = ["client", "rows", "accuracy" if new.task == "classification" else "error"]
         return Table(columns, [[line.get(name) for name in columns] for line in lines], FORMATS)
