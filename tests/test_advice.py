@@ -39,7 +39,7 @@ def test_groups_of_meaning():
     assert list(advice.assignment) == list(data.names)
     assert [advice.assignment[name] for name in data.names] == data.truth.tolist()
     text = str(advice)
-    assert text.startswith("3 groups (5, 5 and 5 clients). They differ in what a label means")
+    assert text.startswith("3 groups (5, 5 and 5 clients). They differ in which inputs have which")
     assert "Cost: 3 exchanges, 32 B to" in text
     assert "Limits: a random network" in text
 
@@ -56,8 +56,23 @@ def test_inputs_are_told_from_meaning():
         data.y[rows] = (data.y[rows] + 1) % 4
     advice = coterie.advise(data)
     assert (advice.n_groups, advice.evidence["inputs_differ"]) == (2, False)
-    assert "their inputs are alike, but have other labels" in str(advice)
+    assert "The inputs alone show no difference beyond chance" in str(advice)
+    assert "does not prove that they are alike" in str(advice)
     assert "Cost: 3 exchanges" in str(advice)  # losses, inputs, columns
+
+
+def test_inputs_that_differ_in_no_column_are_told_apart():
+    # Two columns that are correlated in half of the clients, and anticorrelated in the others:
+    # their means and variances are alike.
+    draw = torch.Generator().manual_seed(0)
+    root = torch.linalg.cholesky(torch.tensor([[1.0, 0.8], [0.8, 1.0]]))
+    xs, ys = [], []
+    for i in range(12):
+        x = torch.randn(150, 2, generator=draw) @ root.T
+        xs.append(x * torch.tensor([1.0, 1.0 if i % 2 else -1.0]))
+        ys.append(((x[:, 0] > 0) == (i % 2 == 0)).long())
+    advice = coterie.advise(from_arrays(xs, ys, test_fraction=0.0))
+    assert (advice.n_groups, advice.evidence["inputs_differ"]) == (2, True)
 
 
 def test_groups_of_labels():
@@ -69,7 +84,7 @@ def test_groups_of_labels():
     share = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).repeat(6, 1)
     advice = coterie.advise(labelled(share, n=400, seed=1))
     assert (advice.kind, advice.n_groups) == ("labels", 2)
-    assert "Train both" in str(advice)
+    assert "They have many labels in common" in str(advice)
 
 
 def test_label_shares_client_by_client():
@@ -78,7 +93,7 @@ def test_label_shares_client_by_client():
     advice = coterie.advise(labelled(share, n=300))
     assert (advice.kind, advice.n_groups) == ("client by client", 1)
     assert set(advice.assignment.values()) == {0}
-    assert "train one model for all and personalise it" in str(advice)
+    assert "every client has its own, and no groups explain them" in str(advice)
 
 
 def test_inputs_client_by_client():

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from coterie.algorithms.survey import seeded
-from coterie.algorithms.survey.seeded import Kind
+from coterie.algorithms.survey.seeded import LEVEL, Kind
 from coterie.core.model import Model
 from coterie.data import FederatedData
 from coterie.measured import say_best
@@ -205,62 +205,71 @@ def _measured_kind(advice: Advice) -> str:
     return "label skew 1" if overlap is not None and overlap < APART else "label skew 4"
 
 
+COMPARE = 'train both ways (methods "survey" and "fedavg") and compare.'
+
+
 def _verdict(advice: Advice) -> str:
     k, found = advice.n_groups, advice.evidence
     rest = found["clients"] - len(advice.odd)
     others = "other clients" if advice.odd else "clients"
     if advice.kind == "one":
-        return (
-            f"One model: the {rest} {others} differ by no more than chance. Train one model for "
-            'all of them (method "fedavg").'
+        train = (
+            'Train one model for them and each odd client alone (method "survey" does both).'
+            if advice.odd
+            else 'Train one model for all of them (method "fedavg").'
         )
+        return f"One model: the {rest} {others} differ by no more than chance. {train}"
     if advice.kind == "client by client":
         if not found["proposal"]:
             return (
-                "Client by client: every client has its own label frequencies, and the clients are "
-                "alike otherwise. There are no groups: train one model for all and personalise it."
+                "Client by client, in label frequencies only: every client has its own, and no "
+                "groups explain them. The clients are alike otherwise. Begin with one model for "
+                'all (method "fedavg"); whether clients gain from a model of their own, training '
+                "will tell."
             )
         return (
             "Client by client: every client differs from the others in its own way, as writers or "
-            f"cameras do, and no number of groups up to {found['max_groups']} describes them. Let "
-            'every client train alone (method "local_only") or personalise one model. If you want '
-            f"to try groups, {found['proposal']} are the best division, but there is no evidence "
-            "that they exist."
+            f"cameras do, and no number of groups up to {found['max_groups']} describes them. One "
+            "model may serve all of them well nevertheless. Whether it does, training will tell: "
+            'train one model and every client alone (methods "fedavg" and "local_only"), and '
+            f"compare. If you want to try groups, {found['proposal']} are the best division, but "
+            "there is no evidence that they exist."
         )
     sizes = list(advice.assignment.values())
     counts = sorted((sizes.count(g) for g in set(sizes)), reverse=True)
     text = f"{k} groups ({join_words(counts)} clients). "
     if advice.kind == "meaning":
-        return text + _meaning(found["inputs_differ"])
+        return text + _meaning(found["inputs_differ"], found["inputs_p_value"])
     overlap = found["label_overlap"]
     text += "They differ in how often each label occurs, and in nothing else. "
     if overlap is not None and overlap < APART:
         return text + (
-            "They have almost no label in common, so each model has fewer classes to tell apart. "
-            f'Train a model for each group (method "survey", n_groups={k}).'
+            "They have almost no label in common, so the model of a group has fewer classes to "
+            f"tell apart. Whether this is worth a model each, training will tell: {COMPARE}"
         )
     return text + (
         "They have many labels in common, so one model may be as good or better in the end. "
-        'Train both ("survey" and "fedavg") and compare.'
+        f"Whether it is, training will tell: {COMPARE}"
     )
 
 
-def _meaning(inputs_differ: bool | None) -> str:
+def _meaning(inputs_differ: bool | None, chance: float | None) -> str:
     """In what groups differ, and what follows."""
-    compare = 'train both ways (methods "survey" and "fedavg") and compare.'
     if inputs_differ is None:
         return (
             "They differ in their inputs, or in what is predicted from them. Whether they need a "
-            f"model each, training will tell: {compare}"
+            f"model each, training will tell: {COMPARE}"
         )
     if inputs_differ:
         return (
             "They differ in their inputs, and perhaps in what a label means. Whether they need a "
-            f"model each, training will tell: {compare}"
+            f"model each, training will tell: {COMPARE}"
         )
     return (
-        "They differ in what a label means: their inputs are alike, but have other labels. One "
-        f"model for all would learn from contradictory labels. To see what this is worth, {compare}"
+        "They differ in which inputs have which label. The inputs alone show no difference beyond "
+        f"chance (p = {chance:.2g}), which does not prove that they are alike. If they are, a "
+        "label means something else in each group, and one model would learn from contradictory "
+        f"labels. What this is worth, training will tell: {COMPARE}"
     )
 
 
@@ -270,24 +279,28 @@ def _odd(advice: Advice) -> str:
     more = f" And {len(advice.odd) - 10} more." if len(advice.odd) > 10 else ""
     one = len(advice.odd) == 1
     head = "1 odd client, unlike" if one else f"{len(advice.odd)} odd clients, each unlike"
-    return (
-        f"{head} all others. {said}{more} Look at the data of {'this client' if one else 'these'}; "
-        f"training keeps {'it' if one else 'them'} apart, with {'a' if one else 'their'} "
-        f"model{'' if one else 's'} of {'its' if one else 'their'} own."
+    rest = (
+        "Look at its data; training keeps it apart, with a model of its own."
+        if one
+        else "Look at their data; training keeps them apart, each with a model of its own."
     )
+    return f"{head} all others. {said}{more} {rest}"
 
 
 def _sizes(advice: Advice) -> str:
     """How much of the differences is explained, and how large they are."""
     found = advice.evidence
-    chance = f"{found['p_values'][-1]:.2g}" if found["p_values"] else "1"
+    chance = found["p_values"][-1] if found["p_values"] else 1.0
     if advice.kind == "one" and not advice.odd:
-        return f"Size: no difference between clients is beyond chance (p = {chance})."
+        return f"Size: no difference between clients is beyond chance (p = {chance:.2g})."
+    left = (
+        f"What is left is {'no' if chance > LEVEL else 'still'} more than chance (p = {chance:.2g})"
+    )
     if advice.kind == "labels":
         return (
             f"Size: the groups explain {_share(advice.explained)} of the differences in label "
-            f"frequencies (what is left: p = {chance}). Knowing the group of a row is worth "
-            f"{advice.worth:.2g} nats to a model that sees nothing else of it."
+            f"frequencies. {left}. To a model that sees nothing else of a row, knowing its group "
+            f"is worth {_amount(advice.worth)} nats."
         )
     if not found["proposal"] and advice.kind == "client by client":
         return "Size: only label frequencies differ by more than chance."
@@ -298,14 +311,22 @@ def _sizes(advice: Advice) -> str:
     single = not parts or (parts == ["the odd client"])
     return (
         f"Size: {who} explain{'s' if single else ''} "
-        f"{_share(advice.explained)} of what differs between clients "
-        f"(what is left: p = {chance}). The mean loss of a client on an untrained network "
-        f"differs from that of all by about {advice.worth:.2g}, beyond chance."
+        f"{_share(advice.explained)} of what differs between clients. {left}. The mean loss of a "
+        f"client on an untrained network lies {_amount(advice.worth)} from that of all clients, "
+        "chance already subtracted."
     )
 
 
 def _share(part: float) -> str:
     return f"{100 * min(max(part, 0.0), 1.0):.0f} %"
+
+
+def _amount(value: float) -> str:
+    """
+    >>> _amount(617.3), _amount(0.00612)
+    ('617', '0.0061')
+    """
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _doubts(advice: Advice) -> list[str]:

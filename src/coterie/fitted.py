@@ -756,8 +756,9 @@ def compare(
         }
         cards = json.loads(result.files["groups.json"])["groups"]
         n_groups = sum("odd" not in card for card in cards)
-        instead = instead_of_groups(result.summary, result.summary.get("odd", []), n_groups)
-        verdict = judge(arms, rivals_of(result), n_groups, instead)
+        odd = result.summary.get("odd", [])
+        instead = instead_of_groups(result.summary, odd, n_groups)
+        verdict = judge(arms, rivals_of(result), n_groups, instead, odd)
         result.files["verdict.json"] = to_json(no_nan(verdict))
         curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
         result.files["curves.json"] = to_json(no_nan(curves))

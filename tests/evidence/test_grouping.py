@@ -73,6 +73,14 @@ def test_clients_that_differ_one_by_one_are_no_groups():
     assert find_groups(make(1, list(range(12)), apart=3.0), seed_key(0)).n_groups is None
 
 
+def test_a_proposal_keeps_to_the_largest_number():
+    # Forty clients one by one: the search goes beyond four sets before it gives up.
+    found = find_groups(make(1, list(range(40)), apart=3.0), seed_key(0), max_groups=4)
+    assert found.n_groups is None
+    assert len(found.labels.unique()) == 4
+    assert 0 < found.explained < 1
+
+
 def test_degenerate_federations():
     assert find_groups(make(0, [0]), seed_key(0)).n_groups == 1
     assert find_groups(make(0, [0, 0]), seed_key(0)).odd == []

@@ -15,7 +15,7 @@ from coterie.running.build import build
 from coterie.running.folder import RunFolder
 from coterie.running.held_out import HeldOut, rank_units
 from coterie.running.rivals import score_rivals
-from coterie.running.verdict import Trained, judge
+from coterie.running.verdict import ODD_APART, Trained, judge
 from small_runs import StopsAfter, content, described
 
 SPREAD = torch.tensor([-0.1, -0.05, 0.0, 0.05, 0.1]).repeat(4)  # of the rows of a client
@@ -101,9 +101,9 @@ def test_a_victim_is_named_with_what_to_do_instead():
     assert found["exceptions"][0]["gain"] == pytest.approx(0.4)
     assert found["clients"][19]["better"] == "alone"
     verdict = Verdict.of(found)
-    said = "Recommendation: mixed. One model for all for most clients, training alone for c19."
+    said = "Recommendation: mixed. One model for most clients; c19 trains alone."
     assert verdict.headline == said
-    assert "c19 with training alone (loss lower by 0.400)" in verdict.reasons
+    assert "Better off with training alone: c19 (loss lower by 0.400)." in verdict.reasons
 
 
 def test_tiny_clients_add_up():
@@ -123,7 +123,36 @@ def test_one_client_that_gains_much_does_not_hide_the_answer():
     assert found["recommendation"] == "groups"
     assert found["apart"] == ["c19"]
     assert found["without"]["groups over one"] == pytest.approx([0.1] * 3)
-    assert "leaves out c19" in Verdict.of(found).reasons
+    assert "c19 is better off with another way for certain" in Verdict.of(found).reasons
+
+
+def test_clients_are_left_out_only_as_a_minority():
+    # 18 of 20 gain alone for certain: training alone is what most of them need.
+    found = decide([0.5] * 20, [0.5] * 20, [0.2] * 18 + [0.9] * 2, rows=20)
+    assert (found["recommendation"], found["most"]) == ("mixed", "alone")
+    assert found["apart"] == ["c18", "c19"]
+    said = "Training alone for most clients; c18 and c19 use the model of all clients."
+    assert said in Verdict.of(found).headline
+    # Half of them gain by groups, half lose: there is no way for most.
+    found = decide([0.5, 0.3] * 4, [0.3, 0.5] * 4, [0.9] * 8, rows=20)
+    assert found["recommendation"] == "undecided"
+
+
+def test_one_group_with_odd_clients_is_said_plainly():
+    given = arms([0.5] * 18 + [2.0] * 2, [0.3] * 20, [0.8] * 18 + [0.3] * 2, rows=20)
+    odd = ["c18", "c19"]
+    found = judge(given, rivals(20, 9.0, 20), 1, ODD_APART, odd)
+    verdict = Verdict.of(found)
+    assert verdict.headline == (
+        "Recommendation: one model for all but c18 and c19, which train alone."
+    )
+    assert "c18 and c19 train alone, all others share one model" in verdict.reasons
+    # Only the odd ones gain: they train alone, whatever the way is called.
+    given = arms([0.5] * 18 + [2.0] * 2, [0.5] * 18 + [0.3] * 2, [0.8] * 20, rows=20)
+    verdict = Verdict.of(judge(given, rivals(20, 9.0, 20), 1, ODD_APART, odd))
+    said = "Recommendation: mixed. One model for most clients; c18 and c19 train alone."
+    assert verdict.headline == said
+    assert "Better off with training alone: c18" in verdict.reasons
 
 
 def test_one_client_decides_nothing():
@@ -138,7 +167,7 @@ def test_where_nothing_was_learnt_nothing_is_recommended():
     assert found["learnt"] is False
     text = Verdict.of(found).sentence
     assert "Nothing was learnt yet" in text
-    assert "one constant prediction for all: 0.100" in text
+    assert "one constant prediction for all has a loss of 0.100" in text
 
 
 def test_rows_and_clients_that_disagree_decide_nothing():

@@ -53,7 +53,8 @@ class Grouping(NamedTuple):
     """The answer."""
 
     labels: Tensor  # [m]  set of each client; a set of one is an odd client
-    n_groups: int | None  # sets of two and more; None: clients differ one by one
+    n_groups: int | None  # sets of two and more; None: clients differ one by one, and the labels
+    # are a proposal that keeps to the largest number of groups
     odd: list[int]
     explained: float
     steps: list[Step]
@@ -105,8 +106,10 @@ def find_groups(
     alone = labels.bincount()[labels] == 1
     odd = alone.nonzero()[:, 0].tolist() if k > 1 else []
     explained = steps[-1].explained
-    accepted = fine or (n_groups <= max_groups and explained >= EXPLAINED)
-    return Grouping(labels, n_groups if accepted else None, odd, explained, steps)
+    if fine or (n_groups <= max_groups and explained >= EXPLAINED):
+        return Grouping(labels, n_groups, odd, explained, steps)
+    proposed = max((s for s in steps if s.n_sets <= max_groups), key=lambda step: step.n_sets)
+    return Grouping(proposed.labels, None, odd, proposed.explained, steps)
 
 
 def _sharp(answers: Summary, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:

@@ -81,13 +81,15 @@ def recommend(losses: Losses, n_groups: int, level: float = LEVEL) -> Recommenda
     without: dict[str, Interval] = {}
     apart: list[int] = []
     most = _decide(per_client, arms, matters)
-    if most is None:  # perhaps because of a few clients: decide for the others
-        apart = [found.client for found in _exceptions(losses, arms, "one", level)]
+    for arm in arms if most is None else ():  # perhaps because of a few clients: leave them out
+        few = [found.client for found in _exceptions(losses, arms, arm, level)]
         others = everyone.clone()
-        others[apart] = False
-        if apart and int(others.sum()) > 1:
-            without = _compare(losses, arms, others.double(), level)
+        others[few] = False
+        if few and int(others.sum()) > max(1, len(few)):
+            apart, without = few, _compare(losses, arms, others.double(), level)
             most = _decide(without, arms, matters)
+        if most is not None:
+            break
     if most is None:
         return Recommendation("undecided", None, [], per_client, per_row, True, matters, [], {})
     exceptions = _exceptions(losses, arms, most, level)

@@ -27,7 +27,7 @@ def _report(path: Path, files: dict[str, bytes], summary: dict[str, Any]) -> str
     cards, rows = read_rows(files, "groups"), read_rows(files, "clients")
     parts = [f"{path}: {describe_result(summary, cards, rows)}", _facts(summary)]
     if "verdict.json" in files:
-        parts.append(Verdict.of(files["verdict.json"]).sentence)
+        parts.append(Verdict.of(files["verdict.json"]).reasons)
     if "mixture" in summary:
         parts.append(mixture_card(summary["mixture"]))
     if "evidence" in summary:

@@ -4,6 +4,7 @@ How it is found: `running/verdict.py`.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,9 +16,9 @@ from coterie.report.table import Table
 from coterie.report.words import (
     NAMES,
     describe_recommendation,
-    join_words,
     list_names,
     name_way,
+    way_instead,
 )
 
 ARMS = ("one", "groups", "alone")
@@ -90,6 +91,8 @@ class Verdict:
         A row per client: held-out rows, loss for each way of training, its gains over one model
         with intervals over its own rows, and the way that is better than the recommended one for
         certain.
+    odd
+        With one group: clients that were kept apart from it and trained alone.
     """
 
     recommendation: Literal["one", "groups", "alone", "mixed", "undecided"]
@@ -112,6 +115,7 @@ class Verdict:
     cost: dict[str, Any] = field(repr=False)
     why: str
     clients: list[dict[str, Any]] = field(repr=False)
+    odd: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, found: bytes | dict[str, Any]) -> "Verdict":
@@ -156,7 +160,8 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The recommendation as one sentence."""
-        return describe_recommendation(self.recommendation, self.most, self.exceptions, self.method)
+        parts = self.recommendation, self.most, self.exceptions, self.method, self.odd
+        return describe_recommendation(*parts)
 
     @property
     def sentence(self) -> str:
@@ -202,7 +207,17 @@ class Verdict:
         return (
             f"On rows that were not used for training, the mean loss of {n} clients is "
             f"{', '.join(parts[:-1])} and {parts[-1]}; smaller is better. Each way is judged at "
-            "its best round, given in brackets."
+            f"its best round, given in brackets.{self._apart()}"
+        )
+
+    def _apart(self) -> str:
+        """What "odd clients apart" means."""
+        if not self.odd:
+            return ""
+        does = "train" if len(self.odd) > 1 else "trains"
+        return (
+            f" Keeping odd clients apart means: {list_names(self.odd)} {does} alone, all others "
+            "share one model."
         )
 
     def _rival(self) -> tuple[str, float] | None:
@@ -216,7 +231,7 @@ class Verdict:
 
     def _nothing_learnt(self) -> str:
         rival = self._rival()
-        beside = "" if rival is None else f" ({NAMES[rival[0]]}: {rival[1]:.3f})"
+        beside = "" if rival is None else f" ({NAMES[rival[0]]} has a loss of {rival[1]:.3f})"
         return (
             "Nothing was learnt yet: no way of training is clearly better than a prediction "
             f"without a network{beside}. So nothing can be said about groups. Train for more "
@@ -233,13 +248,17 @@ class Verdict:
             pairs = ["groups over one", f"alone over {rival}"]
         said = []
         if self.without:
-            said.append(f"What follows leaves out {list_names(self.apart)}, which gain much more.")
+            does = "is" if len(self.apart) == 1 else "are"
+            said.append(
+                f"{list_names(self.apart)} {does} better off with another way for certain, and "
+                "would hide the answer for the others. Among these:"
+            )
         for pair in pairs:
             one, other = pair.split(" over ")
             said.append(_difference(self._name(one), self._name(other), shown[pair]))
             row = self.per_row[pair]
             if not self.without and (row.mean > 0) != (shown[pair].mean > 0):
-                said.append(f"If every row counts the same, the gain is {row}.")
+                said.append(f"If every row counts the same, {_between(row)}.")
         return said
 
     def _undecided(self) -> str:
@@ -248,24 +267,27 @@ class Verdict:
         groups = self.per_client.get("groups over one")
         known = "groups" if groups is not None and groups.low > 0 else "one"
         parts = [
-            f"{self._name(pair.split(' over ')[0])} may be better by up to {gain.high:.3f}"
+            self._name(pair.split(" over ")[0])
             for pair, gain in self.per_client.items()
             if pair.endswith(f" over {known}") and gain.high > (self.matters or 0)
         ]
         return (
-            f"Compared with {self._name(known)}, {join_words(parts)}, and {self.matters:.3f} would "
-            "matter. More clients or more held-out rows would decide."
+            f"It is undecided because {' or '.join(parts)} may be better than {self._name(known)} "
+            f"by more than {self.matters:.3f}, the smallest gain that matters here. More clients "
+            "or more held-out rows would decide."
         )
 
     def _otherwise(self) -> str:
         """Clients that are better off with another way."""
         if not self.exceptions:
             return "No client is better off with another way for certain."
-        parts = [
-            f"{one['client']} with {self._name(one['instead'])} (loss lower by {one['gain']:.3f})"
-            for one in sorted(self.exceptions, key=lambda one: -one["gain"])
-        ]
-        return f"Better off otherwise: {list_names(parts)}."
+        by_way: dict[str, list[str]] = {}
+        for one in sorted(self.exceptions, key=lambda one: -one["gain"]):
+            text = f"{one['client']} (loss lower by {one['gain']:.3f})"
+            by_way.setdefault(way_instead(one, self.odd), []).append(text)
+        return " ".join(
+            f"Better off with {self._name(way)}: {list_names(who)}." for way, who in by_way.items()
+        )
 
     def _linear(self) -> str:
         """A hint if a linear model does better than all networks."""
@@ -343,6 +365,8 @@ def _difference(one: str, other: str, gain: Interval) -> str:
 0.100 to 0.300).'
     """
     one = one[0].upper() + one[1:]
+    if gain.low == gain.high == 0:
+        return f"{one} has the same loss as {other}."
     if gain.low > 0:
         interval = f"{gain.low:.3f} to {gain.high:.3f}"
         better = f"{one} is better than {other}: the loss is lower by {gain.mean:.3f}"
@@ -351,8 +375,23 @@ def _difference(one: str, other: str, gain: Interval) -> str:
         interval = f"{-gain.high:.3f} to {-gain.low:.3f}"
         worse = f"{one} is worse than {other}: the loss is higher by {-gain.mean:.3f}"
         return f"{worse} (95% interval: {interval})."
-    interval = f"{gain.low:+.3f} to {gain.high:+.3f}"
-    return f"{one} is neither clearly better nor worse than {other} (95% interval: {interval})."
+    return (
+        f"{one} is neither clearly better nor worse than {other}: {_between(gain)} (95% interval)."
+    )
+
+
+def _between(gain: Interval) -> str:
+    """Where a difference of losses may lie, without signs.
+
+    >>> _between(Interval(0.1, -0.2, 0.5))
+    'the loss may be higher by up to 0.200 or lower by up to 0.500'
+    """
+    if not (math.isfinite(gain.low) and math.isfinite(gain.high)):
+        return "the loss may be higher or lower by any amount"
+    if gain.low >= 0 or gain.high <= 0:
+        way, ends = ("lower", gain[1:]) if gain.low >= 0 else ("higher", (-gain[2], -gain[1]))
+        return f"the loss is {way} by {ends[0]:.3f} to {ends[1]:.3f}"
+    return f"the loss may be higher by up to {-gain.low:.3f} or lower by up to {gain.high:.3f}"
 
 
 def verdict_picture(verdict: Verdict, out: str | Path) -> Path:

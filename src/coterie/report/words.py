@@ -16,6 +16,14 @@ NAMES = {
 MOST_NAMED = 5  # clients in a sentence
 
 
+DOES = {
+    "one": ("uses the model of all clients", "use the model of all clients"),
+    "groups": ("uses the model of its group", "use the models of their groups"),
+    "alone": ("trains alone", "train alone"),
+}
+"""What clients do that are better off with a way of training: one of them, several."""
+
+
 def name_way(way: str, method: str = "") -> str:
     """A way to predict in words; `method` says what takes the place of groups, if anything."""
     return method if way == "groups" and method else NAMES[way]
@@ -26,23 +34,61 @@ def describe_recommendation(
     most: str | None = None,
     exceptions: Sequence[Mapping[str, Any]] = (),
     method: str = "",
+    odd: Sequence[str] = (),
 ) -> str:
     """The recommendation as one sentence.
 
+    Parameters
+    ----------
+    method
+        What takes the place of groups, if anything.
+    odd
+        If there is one group: clients that were kept apart from it.
+
+    Examples
+    --------
     >>> describe_recommendation("mixed", "groups", [{"client": "site-7", "instead": "alone"}])
-    'Recommendation: mixed. A model per group for most clients, training alone for site-7.'
+    'Recommendation: mixed. A model per group for most clients; site-7 trains alone.'
+    >>> describe_recommendation("groups", "groups", odd=["a", "b"])
+    'Recommendation: one model for all but a and b, which train alone.'
     """
     if recommendation == "undecided" or most is None:
         return "Recommendation: undecided."
+    if recommendation != "mixed" and most == "groups" and odd:
+        does = "train" if len(odd) > 1 else "trains"
+        return f"Recommendation: one model for all but {list_names(odd)}, which {does} alone."
     if recommendation != "mixed":
         return f"Recommendation: {name_way(most, method)}."
-    by_way: dict[str, list[str]] = {}
+    by_way: dict[str, list[str]] = {"alone": list(odd) if most == "groups" else []}
     for one in exceptions:
-        by_way.setdefault(one["instead"], []).append(one["client"])
-    parts = [f"{name_way(most, method)} for most clients"]
-    parts += [f"{name_way(way, method)} for {list_names(who)}" for way, who in by_way.items()]
-    text = ", ".join(parts)
+        by_way.setdefault(way_instead(one, odd), []).append(one["client"])
+    usual = "one model" if odd and most == "groups" else name_way(most, method)
+    usual = "one model" if most == "one" else usual
+    parts = [f"{usual} for most clients"]
+    parts += [
+        f"{list_names(who)} {_does(way, len(who), method, odd)}"
+        for way, who in by_way.items()
+        if who
+    ]
+    text = "; ".join(parts)
     return f"Recommendation: mixed. {text[0].upper()}{text[1:]}."
+
+
+def way_instead(one: Mapping[str, Any], odd: Sequence[str]) -> str:
+    """The way that is better for a client; an odd one that is kept apart trains alone."""
+    way = str(one["instead"])
+    return "alone" if way == "groups" and one["client"] in odd else way
+
+
+def _does(way: str, count: int, method: str, odd: Sequence[str]) -> str:
+    """
+    >>> _does("groups", 2, "", [])
+    'use the models of their groups'
+    """
+    if way == "groups" and method:
+        model = "a model without the odd clients" if odd else method
+        return f"{'use' if count > 1 else 'uses'} {model}"
+    return DOES[way][count > 1]
 
 
 def list_names(names: Sequence[str]) -> str:
@@ -61,14 +107,21 @@ def describe_result(
     """What a run found, in a few sentences; with the recommendation of the verdict."""
     if "components" in summary:
         return _components(summary, rows)
+    verdict = summary.get("verdict", {})
+    unknown = verdict.get("learnt") is False
     text = _groups(summary, cards, len(rows))
+    if unknown:
+        clients = _number(len(rows), "client")
+        text = f"{clients}. Nothing was learnt yet, so nothing can be said about groups."
+    single = not summary.get("personal") and not summary.get("odd") and _count(cards) == 1
     column = next((name for name in ("accuracy", "error") if name in rows[0]), None)
     own = None if column is None else _mean(line[column] for line in rows)
     if column is not None and own is not None:  # there is something to predict and to test on
         text += f" The mean {column} on the clients' own test data is {_score(own, column)}"
         others = {
             "training alone": summary.get(f"local_only_{column}"),
-            "one model for all": summary.get(f"fedavg_{column}"),
+            # With one group this would be one model against one model.
+            "one model for all": None if single else summary.get(f"fedavg_{column}"),
         }
         told = [
             f"{_score(value, column)} with {name}"
@@ -78,11 +131,17 @@ def describe_result(
         text += f", compared with {join_words(told)}." if told else "."
     named = summary.get("odd", [])
     strange = sum(not line["fits"] for line in rows if line["client"] not in named)
-    if strange:
+    if strange and not unknown:
         text += f" {_number(strange, 'client')} fit{'s' if strange == 1 else ''} no group well."
-    if "verdict" in summary:
-        text += f" {describe_recommendation(**summary['verdict'])}"
+    if verdict:
+        said = {name: value for name, value in verdict.items() if name != "learnt"}
+        text += f" {describe_recommendation(**said)}"
     return text
+
+
+def _count(cards: list[dict[str, Any]]) -> int:
+    """Number of groups."""
+    return sum("odd" not in card for card in cards)
 
 
 def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:

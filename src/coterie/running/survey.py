@@ -21,7 +21,7 @@ from coterie.core.tree import Ids
 from coterie.data import DataCard, FederatedData
 from coterie.engines.simulation import Simulation
 from coterie.evidence.grouping import strange_classes
-from coterie.evidence.replication import compare, in_units, noise_units
+from coterie.evidence.replication import contrast, in_units, noise_units
 from coterie.evidence.summaries import select
 from coterie.evidence.why import Sets
 from coterie.running.folder import no_nan
@@ -77,7 +77,7 @@ def survey_clients(
         )
     inputs = None  # without classes, inputs cannot be told from what is predicted
     if seen.kind == "meaning" and seen.classes:
-        inputs = compare_inputs(method, fed, ids[~seen.odd], fed.key("survey"))
+        inputs = compare_inputs(method, fed, ids[~seen.odd], seen.labels[~seen.odd])
     names = [data.names[i] for i in ids.tolist()]
     stray = seen.n_groups is None  # no number fits: every client is a group of its own
     stays = (~seen.odd).nonzero()[:, 0].tolist()
@@ -134,16 +134,25 @@ def _number_sets(seen: Seen, stays: list[int], labels: list[int], alone: int) ->
     return Sets(out, seen.odd)
 
 
-def compare_inputs(method: Survey, fed: Federation, ids: Ids, seed: Tensor) -> float:
-    """The p-value of "the inputs of these clients are distributed alike", in one more exchange."""
-    ids, answers = seeded.ask(method, fed, ids, seed, seeded.NETWORKS, "inputs")
-    if len(ids) < 2:
+def compare_inputs(method: Survey, fed: Federation, ids: Ids, labels: Tensor) -> float:
+    """The p-value of "the inputs of groups are distributed alike", in one more exchange.
+
+    All networks that a survey may use are asked about: each sees the inputs from another side.
+
+    Parameters
+    ----------
+    labels
+        Group of each client, by the losses on its labels. [m]
+    """
+    seed, asked = fed.key("survey"), ids
+    ids, answers = seeded.ask(method, fed, asked, seed, method.networks, "inputs")
+    group = labels[torch.isin(asked, ids)]
+    if len(group.unique()) < 2:
         return 1.0
     order = fed.turns(ids, "groups", every_round=True).argsort()
     summary, one = select(answers["joint"], order), torch.zeros_like(ids)
     x = in_units(summary, noise_units(summary, one))
-    test = compare(x, summary.counts, one, fold(seed, "inputs"))
-    return seeded.p_value(torch.tensor(test[:3]))
+    return contrast(x, summary.counts, group[order], fold(seed, "inputs"))
 
 
 def describe_odd(seen: Seen, names: list[str], classes: tuple[str, ...] | None) -> dict[str, str]:

@@ -20,8 +20,10 @@ from coterie.running.rivals import TRIVIAL, score_rivals
 
 ARMS = {"one": "fedavg", "groups": None, "alone": "local_only"}
 """Ways of training and their methods; the groups are those of the run itself."""
-HEADLINE = ("recommendation", "most", "exceptions", "method")
+HEADLINE = ("recommendation", "most", "exceptions", "method", "odd", "learnt")
 """What the summary of a run keeps of a verdict."""
+ODD_APART = "keeping odd clients apart"
+"""What a run with one group and odd clients trains: these alone, one model for the others."""
 STILL_FALLS = 0.02  # per round: above it a way of training still improves
 RISES = 0.1  # of the smallest loss: if the last one is larger by more, training went on too long
 LAST = 5  # number of rounds over which a fall is measured
@@ -51,10 +53,10 @@ def instead_of_groups(summary: Mapping[str, Any], odd: Sequence[str], n_groups: 
     """What takes the place of groups in a run that has none; else empty.
 
     >>> instead_of_groups({"algorithm": "census", "personal": False}, ["site-7"], 1)
-    'one model for the others and training alone for site-7'
+    'keeping odd clients apart'
     """
     if n_groups < 2 and odd:
-        return f"one model for the others and training alone for {', '.join(odd)}"
+        return ODD_APART
     return f"a personal model ({summary['algorithm']})" if summary["personal"] else ""
 
 
@@ -63,6 +65,7 @@ def judge(
     rivals: Mapping[str, Tensor],
     n_groups: int,
     method: str = "",
+    odd: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The verdict as plain data.
 
@@ -76,6 +79,8 @@ def judge(
         Number of groups that were found.
     method
         What takes the place of groups, see `instead_of_groups`.
+    odd
+        Clients that were kept apart and trained alone.
     """
     first = {arm: trained[0].about for arm, trained in arms.items()}
     about = first["groups"]
@@ -91,6 +96,7 @@ def judge(
         "without": {},
         "n_groups": n_groups,
         "method": method,
+        "odd": list(odd) if method == ODD_APART else [],
         "learnt": None,
         "matters": None,
         "ways": _ways(arms, rivals),
@@ -211,8 +217,8 @@ def _weigh(said: Recommendation, clients: Sequence[dict[str, Any]]) -> dict[str,
     choice, most, why = said.choice, said.most, ""
     against = None if most is None else _contradiction(said.per_row, most)
     if against is not None:
+        why = f'If every client counts the same, "{most}" is best; by rows, "{against}" is better.'
         choice, most = "undecided", None
-        why = f"If every client counts the same, {said.most} is best; by rows, {against} is better."
     exceptions = said.exceptions if most is not None else []
     for one in exceptions:
         clients[one.client]["better"] = one.arm

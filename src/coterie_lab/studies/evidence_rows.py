@@ -24,6 +24,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie
 from coterie.fitted import Fitted
+from coterie_lab.studies import evidence_answers as answers
 from coterie_lab.studies import evidence_cases as cases
 from coterie_lab.studies.common import options, table
 from coterie_lab.studies.evidence_cases import Case, federation
@@ -285,6 +286,7 @@ ROWS: dict[str, Row] = {
     "a3-fit": Row(trained(cases.nine_sites, rounds=30, compare=False), 20),
     "a6": Row(read_news, 20),
     "thousand": Row(trained(cases.thousand, (("census", "auto"), ("ifca", 2))), 20),
+    **{name: Row(*row) for name, row in answers.ROWS.items()},
 }
 
 
@@ -380,6 +382,7 @@ GOALS = (
                           line["seen found"].values()), least=0.95),
     Goal("recheck without labels, no change: any client said to have changed", "at most 5 %", "",
          ("recheck", "recheck-sites"), lambda line: line["blind false"] > 0, most=0.05),
+    *(Goal(*goal) for goal in answers.GOALS),
 )  # fmt: skip
 
 

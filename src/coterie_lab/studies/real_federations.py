@@ -125,13 +125,19 @@ def breast(out: Path) -> None:
         write(out / "breast" / f"site-{site}.csv", [*names, "tumour"], rows)
 
 
-def main(out: Path) -> None:
+def find_data() -> Path:
+    """The data folder that has these federations."""
     data = next((folder for folder in files.folders() if (folder / "heart-disease").exists()), None)
     if data is None:
         raise DataError(
             "real_federations: the folders heart-disease, beijing-air and office-caltech must lie "
             "in the data folder. Set COTERIE_DATA to it."
         )
+    return data
+
+
+def main(out: Path) -> None:
+    data = find_data()
     heart(data, out)
     beijing(data, out)
     office(data, out)
