@@ -15,6 +15,7 @@ import pytest
 import coterie
 from coterie.cli import main
 from coterie.core.errors import ConfigError
+from coterie.report import html
 from coterie.report.html import contents_of, read_contents, render
 from coterie.report.html.figures import ClientGains, journey_figure
 from coterie.report.record import Record
@@ -160,6 +161,75 @@ def test_an_unfinished_run_says_what_is_missing(folder, tmp_path):
         (tmp_path / "a" / name).unlink()
     shutil.rmtree(tmp_path / "a" / "baselines")
     assert "0 of 2 rounds are done" in Page(render(read_contents(tmp_path / "a"))).text
+
+
+def test_a_run_that_is_still_being_compared_says_so(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "a")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    summary.pop("verdict")
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
+    contents = read_contents(tmp_path / "a")
+    final = {name: part for name, part in contents.final.items() if name != "verdict"}
+    alone = {"alone": contents.others["alone"][:1]}
+    page = Page(render(replace(contents, final=final, others=alone)))
+    assert "No recommendation yet" in page.text
+    assert "still to be trained (1 of 4 rounds are done)" in page.text
+    assert "only methods that train a network" not in page.text
+
+
+def test_every_picture_has_a_text_and_every_part_a_name(folder):
+    page = Page(render(read_contents(folder)))
+    pictures = page.all("svg")
+    assert len(pictures) > 5
+    for picture in pictures:
+        told = picture.get("role") == "img" and len(picture.get("aria-label") or "") > 15
+        assert told or picture.get("aria-hidden") == "true", picture
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in page.tags:
+        if tag == "section":
+            assert attributes["aria-labelledby"] in ids
+
+
+def palettes() -> dict[str, dict[str, str]]:
+    """The colours of the page by name: light, dark, and printed."""
+    style = (Path(html.__file__).parent / "style.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(blocks) == 3
+    return {
+        mode: dict(re.findall(r"--([\w]+): (#[0-9a-f]{3,6})", block))
+        for mode, block in zip(("light", "dark", "print"), blocks, strict=True)
+    }
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours as WCAG 2 defines it: 1 to 21."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_by_hand():
+    assert contrast("#000000", "#fff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)  # WCAG's own example
+
+
+@pytest.mark.parametrize("mode", ["light", "dark", "print"])
+def test_text_and_drawings_stand_out_from_the_paper(mode):
+    of = palettes()["light"] | palettes()[mode]
+    for ground in ("paper", "card", "warm"):
+        for text in ("ink", "soft"):
+            assert contrast(of[text], of[ground]) >= 4.5, (text, ground)
+    for text in ("accent", "good", "bad", "open"):
+        assert contrast(of[text], of["paper"]) >= 4.5, text
+    for colour in [f"c{i}" for i in range(8)]:  # lines and areas, WCAG 1.4.11
+        assert contrast(of[colour], of["paper"]) >= 3.0, colour
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local_only", "ditto", "mosaic", "fedsoft", "blend"])

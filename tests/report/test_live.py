@@ -69,6 +69,8 @@ def test_the_page_follows_a_run(folder, finished):
     grow(folder, missing=[NAME])
     second = browser.get("/run").text
     assert "round 3 of 4" in second
+    assert second.count("late or sent faulty replies") == 1
+    assert "coterie resume" not in second  # it goes on by itself
     assert "1 of the last 3 rounds, last in round 3" in second
     done = client(finished).get("/run").text
     assert "finished" in done
@@ -89,7 +91,7 @@ def test_the_page_can_only_be_read(folder):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for path in ("/", "/run", "/style.css", "/live.js"):
         assert browser.get(path).status_code == 200
-        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "MKCOL", "ANY"):
             assert browser.request(method, path).status_code == 405
     for path in (
         "/run.json",

@@ -19,7 +19,7 @@ from coterie.data.formats import ENDINGS, Format, ending_of, stem_of
 from coterie.data.images import read_client
 from coterie.data.limits import refuse_links_out
 from coterie.data.tables import RawTable, from_arrays, read, read_file
-from coterie.data.waiting import show_progress
+from coterie.data.waiting import read_each
 
 
 def from_table(table: Any, client: str, label: str | None = None, **options: Any) -> FederatedData:
@@ -177,9 +177,7 @@ def read_folder(
     if folders:
         _refuse_unknown(wanted, [entry.name for entry in folders])
         folders = [entry for entry in folders if wanted is None or entry.name in wanted]
-        tables = _one_depth(
-            [read_client(entry, size) for entry in show_progress(folders, "clients")]
-        )
+        tables = _one_depth(read_each(lambda entry: read_client(entry, size), folders, "clients"))
         return Folder(tables, [entry.name for entry in folders], True, False)
     for entry in entries:
         if ending_of(entry) not in ENDINGS:
@@ -189,7 +187,7 @@ def read_folder(
             )
     _refuse_unknown(wanted, [stem_of(entry) for entry in entries])
     files = [entry for entry in entries if wanted is None or stem_of(entry) in wanted]
-    tables = [read_file(entry, how) for entry in show_progress(files, "files")]
+    tables = read_each(lambda entry: read_file(entry, how), files, "files")
     typed = all(ending_of(entry) == ".npz" for entry in files)
     return Folder(tables, [stem_of(entry) for entry in files], False, typed)
 

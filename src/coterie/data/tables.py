@@ -100,10 +100,14 @@ class Cells(NamedTuple):
         if self.coded is None:
             return Cells(self.kind, self.values[index])
         words, codes = self.coded
-        used, first, codes = np.unique(codes[index], return_index=True, return_inverse=True)
-        order = first.argsort()
-        own = [words[code] for code in used[order].tolist()]
-        return Cells(self.kind, self.values[index], Coded(own, order.argsort()[codes]))
+        codes = codes[index]
+        first = np.full(len(words), len(codes))
+        first[codes[::-1]] = np.arange(len(codes))[::-1]  # the earliest row is written last
+        order = first.argsort(kind="stable")[: int((first < len(codes)).sum())]
+        place = np.zeros(len(words), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        own = [words[code] for code in order.tolist()]
+        return Cells(self.kind, self.values[index], Coded(own, place[codes]))
 
 
 class Found(NamedTuple):

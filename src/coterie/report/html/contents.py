@@ -47,9 +47,21 @@ class Contents:
         return int(self.description.get("run", {}).get("rounds", Settings.rounds))
 
     @property
+    def comparable(self) -> bool:
+        """Whether the method trains a network as one model for all and training alone do."""
+        name = self.description.get("algorithm", {}).get("name")
+        return {"model", "local"} <= set(self.description) and name not in OTHERS
+
+    @property
     def compares(self) -> bool:
         """Whether one model for all and training alone are trained, too."""
-        return bool(self.description.get("run", {}).get("compare", False))
+        wanted = self.description.get("run", {}).get("compare", False)
+        return bool(wanted) and self.comparable
+
+    @property
+    def comparing(self) -> bool:
+        """Whether the run is done, and those that it is compared with are not."""
+        return self.finished and self.compares and self.verdict is None
 
     @property
     def clients(self) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def ways_figure(verdict: Verdict) -> Markup:
         ]
         y += 40
     said = "; ".join(f"{name}: {loss:.3f}" for name, _, loss in known)
-    return drawing(f"Mean loss on held-out rows. {said}.", WIDE, y - 18, *parts)
+    return drawing(f"Mean loss on held-out rows. {said}.", WIDE, y - 18, *parts, class_="bars")
 
 
 def gains_figure(verdict: Verdict) -> Markup:
@@ -86,7 +86,8 @@ def gains_figure(verdict: Verdict) -> Markup:
         y += 44
     parts.append(text(WIDE, bottom + 34, "gain in held-out loss, 95 % interval", "soft", "end"))
     said = "; ".join(f"{pair}: {gain}" for pair, gain in shown.items())
-    return drawing(f"Mean gains with 95% intervals. {said}.", WIDE, bottom + 40, *parts)
+    about = f"Mean gains with 95% intervals. {said}."
+    return drawing(about, WIDE, bottom + 40, *parts, class_="bars")
 
 
 class ClientGains:
@@ -212,7 +213,7 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
         f"{n} clients over rounds {found.rounds[0]} to {found.rounds[-1]}. Clients at the end: "
         f"{sizes}. {moved} of them changed groups between the rounds shown."
     )
-    return drawing(about, WIDE + 80, bottom + 24, *parts)
+    return drawing(about, WIDE + 80, bottom + 24, *parts, class_="broad")
 
 
 def _spots(
@@ -342,7 +343,7 @@ def evidence_figure(curve: Mapping[str, Any]) -> Markup:
         ends = [(x(k), y(level(v))) for k, v in zip(curve["ks"], limit, strict=True)]
         parts += [
             path(ends, "limit"),
-            text(left + 4, ends[0][1] + 16, "chance reaches up to here", "soft halo"),
+            text(left + 4, ends[0][1] - 6, "chance reaches up to here", "soft halo"),
         ]
     parts.append(path([(x(k), y(level(v))) for k, v in points], "curve w-groups"))
     for k, v in points:

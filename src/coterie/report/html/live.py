@@ -69,7 +69,10 @@ def show(folder: Path) -> str:
         )
     try:
         contents = read_contents(folder)
-        return render(contents, "live_body.html", live=describe_progress(contents))
+        live = describe_progress(contents)
+        # Late clients stand at the top of this page; that a run goes on is said there, too.
+        more = {"live": live, "faults": []} | ({"missing": []} if live["going"] else {})
+        return render(contents, "live_body.html", **more)
     except (CoterieError, OSError, KeyError, ValueError):  # a file is being written
         return "<main><p class='notice'>The run folder cannot be read at the moment.</p></main>"
 
@@ -80,7 +83,7 @@ def describe_progress(contents: Contents) -> dict[str, Any]:
     left = seconds_left(contents, trainings)
     done, quiet = contents.finished, contents.quiet or 0.0
     going = next((one for one in trainings if one["done"] < one["wanted"]), None)
-    if done and (contents.verdict is not None or not contents.compares):
+    if done and not contents.comparing:
         state = "finished"
     elif quiet > STALLED:
         state = f"no sign of life for {duration(quiet)}: the run may have been stopped"
@@ -92,10 +95,11 @@ def describe_progress(contents: Contents) -> dict[str, Any]:
     return {
         "state": state,
         "over": state == "finished",
+        "going": state != "finished" and quiet <= STALLED,
         "trainings": trainings,
         "left": "" if state == "finished" or left is None else duration(left),
-        "late": list_faults(contents.rounds[-RECENT:]),
-        "recent": min(RECENT, len(contents.rounds)),
+        "late": list_faults(contents.rounds if done else contents.rounds[-RECENT:]),
+        "recent": len(contents.rounds) if done else min(RECENT, len(contents.rounds)),
         "abandoned": [
             (line["round"], line["abandoned"])
             for line in contents.rounds[-50:]

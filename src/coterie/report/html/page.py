@@ -13,7 +13,7 @@ from coterie.core.errors import ConfigError
 from coterie.report import evidence
 from coterie.report.cards import mixture_card
 from coterie.report.html import figures
-from coterie.report.html.contents import Contents
+from coterie.report.html.contents import OTHERS, Contents
 from coterie.report.html.svg import printable
 from coterie.report.table import format_value
 from coterie.report.verdict import ARMS
@@ -56,7 +56,7 @@ def render(contents: Contents, part: str = "page.html", **more: Any) -> str:
         finalize=_shown,
     )
     style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return pages.get_template(part).render(**describe(contents), style=style, **more)
+    return pages.get_template(part).render(**{**describe(contents), "style": style, **more})
 
 
 def _shown(value: Any) -> Any:
@@ -101,6 +101,7 @@ def describe(contents: Contents) -> dict[str, Any]:
         "odd": [card["clients"][0] for card in cards if "odd" in card],
         "rows": rows,
         "left_out": left_out,
+        "better": any(row["better"] for row in rows),
         "score": _score_name(contents),
         "strange": [row["client"] for row in contents.clients if not row["fits"]],
         "faults": list_faults(contents.rounds),
@@ -139,15 +140,23 @@ def list_missing(contents: Contents) -> list[str]:
             "the recommendation, the final groups and scores, and the benefit of each client. "
             f"Continue with: coterie resume {contents.name}"
         )
-    elif contents.verdict is None and not contents.compares:
+    elif contents.comparing:
+        done = sum(lines[-1]["round"] for lines in contents.others.values() if lines)
         said.append(
-            "There is no recommendation: the run was not compared with one model for all and with "
-            f"training alone. To add it: coterie verdict {contents.name}"
+            "There is no recommendation yet: one model for all and training alone, which the "
+            f"groups are compared with, are still to be trained ({done} of "
+            f"{len(OTHERS) * contents.wanted} rounds are done). If that was stopped, continue "
+            f"with: coterie resume {contents.name}"
         )
-    elif contents.verdict is None:
+    elif contents.verdict is None and not contents.comparable:
         said.append(
             "There is no recommendation: only methods that train a network per group or client are "
             "compared with one model for all and with training alone."
+        )
+    elif contents.verdict is None:
+        said.append(
+            "There is no recommendation: the run was not compared with one model for all and with "
+            f"training alone. To add it: coterie verdict {contents.name}"
         )
     return said
 
@@ -194,6 +203,8 @@ def _headline(contents: Contents) -> str:
     if verdict is not None:
         said = verdict.headline.removeprefix("Recommendation: ")
         return said[0].upper() + said[1:]
+    if contents.comparing:
+        return "No recommendation yet"
     return "No recommendation" if contents.finished else "Not finished"
 
 

@@ -81,9 +81,16 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
     >>> ticks(0.0, 0.83)
     [0.0, 0.2, 0.4, 0.6, 0.8]
+    >>> ticks(1.07, 1.9, 4)
+    [1.2, 1.4, 1.6, 1.8]
     """
     if not high > low:
         return [low]
+    found = _ticks(low, high, most)
+    return found if len(found) > 2 else _ticks(low, high, 2 * most)
+
+
+def _ticks(low: float, high: float, most: int) -> list[float]:
     rough = (high - low) / most
     power = 10 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
