@@ -212,6 +212,12 @@ def _verdict(advice: Advice) -> str:
     k, found = advice.n_groups, advice.evidence
     rest = found["clients"] - len(advice.odd)
     others = "other clients" if advice.odd else "clients"
+    if advice.kind == "one" and rest < 2:
+        return (
+            f"No groups: of {found['clients']} clients, {len(advice.odd)} are odd and one is left, "
+            "so nobody has another to share a model with. Train one model for all and every client "
+            'alone (methods "fedavg" and "local_only"), and compare.'
+        )
     if advice.kind == "one":
         train = (
             'Train one model for them and each odd client alone (method "survey" does both).'

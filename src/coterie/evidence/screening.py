@@ -26,6 +26,9 @@ pairs an honest client had 5."""
 REPEATS = 0.05
 """Folds that differ by less than this share of chance repeat one number. Honest clients had at
 least .5."""
+MANY = 6
+"""Pairs of folds below which nobody is said to repeat one number. Four rows of a rare class fall on
+four folds evenly in one of eleven clients, and their label shares are then almost equal."""
 FEWEST = 3
 """Pairs of folds below which a client is not judged."""
 LARGE = 10.0
@@ -89,7 +92,7 @@ def screen(count: Tensor, mean: Tensor, variance: Tensor) -> Screened:
     middle = ratio[:, judged].median(1).values.clamp(min=1e-300)[:, None]
     ratio = ratio / middle
     limit = CONTRADICTS * (1 + FEW / total.clamp(min=1))
-    more, less = ratio.amin(0) > limit, ratio.amax(0) < REPEATS
+    more, less = ratio.amin(0) > limit, (ratio.amax(0) < REPEATS) & (total >= MANY)
     why = {}
     for i in (judged & (more | less)).nonzero()[:, 0].tolist():
         times = float(ratio[:, i].min())

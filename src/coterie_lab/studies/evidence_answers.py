@@ -335,13 +335,13 @@ def _halves(rng: np.random.Generator, seed: int) -> FederatedData:
 
 ROWS: dict[str, tuple[Judge, int]] = {
     "best-rounds": (best_rounds, 20),
-    "few-clients": (few, 60),
+    "few-clients": (few, 30),
     "heart-rounds": (again(_four_hospitals, SHORT, LONG), 20),
     "digits-rounds": (again(_halves, 15, 60), 20),
     "levels": (floor(levels), 20),
     "shifted": (shift(shifted, 12, 100), 20),
     "tilted": (shift(tilted, 10, 90), 20),
-    "unreadable": (floor(unreadable), 40),
+    "unreadable": (floor(unreadable), 20),
     "stations": (air, 20),
 }
 AGAIN = ("heart-rounds", "digits-rounds")
