@@ -97,6 +97,19 @@ def test_a_newcomer_without_labels(fit):
     assert not fit.place(rows(202, 0)[0] * 6).fits
 
 
+def test_a_client_in_a_wrong_group_has_not_changed():
+    # Client 3 is of kind 1 and was put into the group of kind 0.
+    xs, ys = zip(*(rows(i, kind) for i, kind in enumerate(KINDS)), strict=True)
+    start = {f"client-{i}": 0 if i == 4 else kind for i, kind in enumerate(KINDS)}
+    data = coterie.from_arrays(xs, ys)
+    options = {"n_groups": 3, "rounds": 1, "compare": False, "start": start}
+    wrong = coterie.fit(data, "ifca", local={"learning_rate": 0.0}, **options)
+    if wrong.rows[4]["group"] != wrong.rows[0]["group"]:
+        pytest.skip("the method has corrected the start")
+    found = wrong.recheck(later())
+    assert "client-4" in found.stays
+
+
 def test_data_may_be_tables_or_prepared(fit, tmp_path):
     pairs = later({"client-0": 1})
     names = [name for name, (x, _) in pairs.items() for _ in x]
@@ -158,9 +171,23 @@ def test_changes_by_hand():
     p = torch.tensor([[0.5, 1e-6], [1e-6, 0.5], [1e-6, 1e-6], [0.5, 0.4], [1e-9, 1e-9]])
     found = Place(torch.tensor([0, 1, 0, 0, 0]), torch.ones(5), p.double())
     before = {"a": 7, "b": 7, "c": 7, "e": "apart"}
-    lines = describe_changes(found, [7, 9], ["a", "b", "c", "d", "e"], before, labelled=False)
+    names = ["a", "b", "c", "d", "e"]
+    same = torch.tensor([1e-6, 1e-6, 1e-6, torch.nan, 1e-6])
+    lines = describe_changes(found, same, [7, 9], names, before, labelled=False)
     assert [line["change"] for line in lines] == ["stays", "moved", "nowhere", "labels", "stays"]
     assert [line["now"] for line in lines] == [7, 9, None, None, None]
+
+
+def test_who_is_like_before_has_not_changed():
+    # b and c do not fit their group, and never did; d was apart and fits a group by chance.
+    p = torch.tensor([[0.5, 1e-6], [1e-6, 0.5], [1e-6, 1e-6], [0.5, 1e-6]])
+    found = Place(torch.tensor([0, 1, 0, 0]), torch.ones(4), p.double())
+    before = {"a": 7, "b": 7, "c": 7, "d": "apart"}
+    same = torch.tensor([0.5, 0.5, 0.5, 0.5])
+    lines = describe_changes(found, same, [7, 9], ["a", "b", "c", "d"], before, labelled=True)
+    assert [line["change"] for line in lines] == ["stays"] * 4
+    assert [line["now"] for line in lines] == [7, 7, 7, None]
+    assert lines[1]["p"] == 0.5
 
 
 def test_a_run_that_kept_no_groups_says_so(fit):

@@ -266,11 +266,14 @@ class Fitted:
         new, labelled = self._new_data(data, client, options)
         labelled = labelled or self.card.task == "reconstruction"
         reference = self._reference()
-        ids, found = look_again(reference, self.algorithm, new, labelled)
+        place = {name: i for i, name in enumerate(self.names)}
+        former = [place.get(name, -1) for name in new.names]
+        ids, found, same = look_again(reference, self.algorithm, new, labelled, former)
         names = [new.names[i] for i in ids.tolist()]
         known = {line["client"]: line for line in self.rows}
         before = {name: "apart" if name in self.odd else known[name]["group"] for name in known}
-        lines = describe_changes(found, reference.number.tolist(), names, before, labelled)
+        numbers = reference.groups(labelled).number.tolist()
+        lines = describe_changes(found, same, numbers, names, before, labelled)
         for i, line in zip(ids.tolist(), lines, strict=True):
             line["rows"] = int(new.sizes("train")[i])
             if labelled and line["client"] in known:
@@ -455,10 +458,10 @@ class Fitted:
         whole = self.card.task == "classification"
         nothing = torch.zeros(n, dtype=torch.int64 if whole else torch.get_default_dtype())
         new = self._as_client(x, np.asarray(nothing), coded=True)
-        ids, found = look_again(reference, self.algorithm, new, labelled=False)
+        ids, found, _ = look_again(reference, self.algorithm, new, labelled=False)
         if not len(ids):
             raise DataError("place: the losses of the new rows are not numbers. Look for nan.")
-        numbers = reference.number.tolist()
+        numbers = reference.inputs.number.tolist()
         fitting = tuple(numbers[g] for g in found.candidates[0])
         group = numbers[int(found.group[0])] if len(fitting) == 1 else -1
         figures = float(found.margin[0]), bool(fitting), float(found.score[0])
@@ -798,11 +801,10 @@ def _keep_groups(result: Result) -> dict[str, bytes]:
     of_client = {
         name: card["group"] for card in cards if "odd" not in card for name in card["clients"]
     }
-    ids = [i for i, name in enumerate(result.fed.names) if name in of_client]
     if not isinstance(result.data, FederatedData) or "components" in result.summary:
         return {}
-    group = torch.tensor([of_client[result.fed.names[i]] for i in ids], dtype=torch.int64)
-    kept = keep_reference(result.algorithm, result.data, torch.tensor(ids), group)
+    group = torch.tensor([of_client.get(name, -1) for name in result.fed.names])
+    kept = keep_reference(result.algorithm, result.data, torch.arange(len(group)), group)
     return {} if kept is None else {"reference.safetensors": kept.write()}
 
 

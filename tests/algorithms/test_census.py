@@ -1,4 +1,4 @@
-"""Census: noise units, evidence added up, K by the noise, guard, saved models."""
+"""Census: noise units, evidence added up, K by the noise, guard, newcomers."""
 
 import math
 
@@ -97,7 +97,7 @@ def test_a_dealt_round_leaves_evidence_but_no_group_of_its_own(
     [after] = play(algorithm, fed, first(algorithm, fed), 1)
     assert after.state.units.shape == (10, 2)
     assert after.state.repeats.tolist() == [0] * 10
-    assert after.state.reference.centroids.isnan().all()
+    assert len(after.state.known.number) == 0
 
 
 def test_evidence_outlives_models_that_treat_everybody_alike(
@@ -181,63 +181,58 @@ def test_losses_ten_times_too_large_change_nobodys_group(
     fed.begin(0)
     cohort, reply = fed.map(algorithm.losses, {}, state.models, to=fed.everyone())
     reply["losses"][2] *= 10
-    state, _ = algorithm.cluster(fed, state, cohort, reply)
+    state = algorithm.cluster(fed, state, cohort, reply)
     honest = torch.arange(10) != 2
     assert state.assignment[honest].tolist() == [0] * 4 + [1] * 5
 
 
-@pytest.mark.parametrize(
-    ("before", "repeats", "taken"),
-    [
-        (0.5, 3, True),  # clearer than ever
-        (2.0, 3, False),  # half as clear as before, and the models have had their time
-        (2.0, 2, True),  # the same, but the models before were younger and knew less
-        (5.0, 1, False),  # a fifth: groups have come too near each other
-    ],
-)
-def test_newcomers_meet_the_best_separated_of_grown_banks(
-    federate, two_groups, scalar, bank, first, play, before, repeats, taken
+def test_a_late_client_answers_what_members_answer(
+    federate, two_groups, scalar, half, bank, first, play
 ):
-    # `before`: how clear the groups were on the bank that was kept, over how clear they are now;
-    # `repeats`: how often the groups have been the same by then; the round adds one.
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=0)
-    fed = federate(two_groups)
-    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
-    now = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state.apart
-    assert now > 1
-    state = state._replace(apart=before * now, repeats=torch.full((10,), repeats))
-    state = play(algorithm, fed, state._replace(models=bank(1, 9)), 1, start=1)[-1].state
-    assert state.assignment.tolist() == [0] * 5 + [1] * 5
-    anchors = state.saved["models"]["weight"].flatten().tolist()
-    assert anchors == pytest.approx([1.0, 9.0] if taken else [0.0, 10.0])
+    # Clustering stops in round 4, client 9 joins in round 6.
+    algorithm, fed = evaluating(scalar, half, n_groups=2), federate(two_groups, joins=[0] * 9 + [5])
+    asked = []
+    original = fed.map
+    fed.map = lambda task, *given, **options: (
+        asked.append((getattr(task, "__name__", str(task)), options["to"].tolist())),
+        original(task, *given, **options),
+    )[1]
+    rounds = play(algorithm, fed, first(algorithm, fed, models=bank(1, 8)), 7)
+    assert len(rounds[4].state.known.number) == 0  # nobody was late
+    known = rounds[5].state.known
+    assert known.number.tolist() == [0, 1]
+    assert known.losses.members.tolist() == [5.0, 4.0]
+    assert rounds[5].state.assignment.tolist() == [0] * 5 + [1] * 5
+    # Members answer once, together with the client that is late.
+    surveys = [ids for name, ids in asked if "probe_seeded" in name]
+    assert surveys == [list(range(10))]
 
 
-def test_other_groups_need_another_bank(federate, two_groups, scalar, bank, first, play):
-    # Whatever was clear before, it was of groups that are no more.
-    algorithm = evaluating(scalar, STILL, n_groups=2, stable_after=0)
-    fed = federate(two_groups)
-    state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 1)[-1].state
-    old = state._replace(assignment=torch.tensor([0, 1] * 5), apart=1e6 * state.apart)
-    state = play(algorithm, fed, old._replace(models=bank(1, 9)), 1, start=1)[-1].state
-    assert state.saved["models"]["weight"].flatten().tolist() == pytest.approx([1.0, 9.0])
-
-
-def test_the_spread_of_a_newcomers_losses_changes_nothing(
-    federate, points, scalar, bank, first, play
+def test_who_comes_before_clustering_has_stopped_goes_to_the_smallest_loss(
+    federate, two_groups, scalar, bank, first, play
 ):
-    # Two newcomers with the same mean losses, (1, 81), by samples at 1, and at -1, 1 +- ... with
-    # w = 0 and 10: mean of (w - y)^2 is (w - m)^2 + s^2; m = 1, s = 0 against the same m and s = 0
-    # in other samples cannot differ, so the task's reply is compared directly.
-    clients = [around(0.3 * i, -0.5, 0.5) for i in range(5)]
-    clients += [around(10 + 0.3 * i, -0.5, 0.5) for i in range(5)]
-    algorithm = evaluating(scalar, STILL, n_groups=2)
-    fed = federate(points(*clients, [1.0, 1.0]), joins=[0] * 10 + [4])
+    algorithm, fed = evaluating(scalar, STILL, n_groups=2), federate(two_groups)
+    state = first(algorithm, fed, models=bank(0, 10))
+    fed.begin(0)
+    state, evidence = algorithm.place(fed, state, torch.tensor([1, 6]))
+    assert evidence.group.tolist() == [0, 1]
+    assert evidence.score.isnan().all()
+    assert evidence.fits.tolist() == [True, True]
+    assert len(state.known.number) == 0
+
+
+def test_newcomers_meet_the_latest_models(federate, two_groups, scalar, bank, first, play):
+    # Random networks cannot tell apart what differs by labels alone in one class; models can.
+    algorithm, fed = evaluating(scalar, STILL, n_groups=2), federate(two_groups)
     state = play(algorithm, fed, first(algorithm, fed, models=bank(0, 10)), 5)[-1].state
-    assert state.stable
     fed.begin(5)
-    _, reply = fed.map(algorithm.answer, {}, state.saved["models"], to=torch.tensor([10]))
-    assert set(reply) == {"losses", "n"}  # nothing that tells the spread
-    assert state.assignment[10] == 0
+    _, reply = fed.map(algorithm.answer, {}, state.models, to=torch.tensor([0, 9]))
+    assert set(reply) == {"losses"}  # nothing that tells the spread
+    everyone = torch.arange(10)
+    state, evidence = algorithm.place(fed, state, everyone)
+    assert evidence.group.tolist() == [0] * 5 + [1] * 5
+    assert evidence.fits.all()
+    assert state.known.number.tolist() == [0, 1]
 
 
 def test_bytes_are_those_of_the_messages(federate, first, play, down_up):

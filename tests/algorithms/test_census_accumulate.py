@@ -3,7 +3,7 @@ import torch
 
 from coterie import metrics
 from coterie.algorithms.census import accumulate
-from coterie.algorithms.census.accumulate import append, cliff, noise_units, strength
+from coterie.algorithms.census.accumulate import append, noise_units, strength
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.noise import weighted_ward
 
@@ -113,12 +113,3 @@ def test_many_clients_keep_fewer_columns(monkeypatch):
     for _ in range(5):
         units, counts = append(units, counts, ids, torch.rand(10, 3), sizes)
     assert units.shape == (10, 4)
-
-
-def test_the_cliff_is_the_fall_of_the_noise_ratio():
-    # Ratios 4.04 / 3 and .04 / 2.
-    x = torch.tensor([[-1.1], [-0.9], [0.9], [1.1]]).double()
-    tree = weighted_ward(x, torch.ones_like(x))
-    fall = float(tree.ratio[0] / tree.ratio[1])
-    assert cliff(x, torch.ones_like(x), torch.tensor([0, 0, 1, 1])) == pytest.approx(fall)
-    assert cliff(x, torch.ones_like(x), torch.zeros(4).long()) != fall  # nan: one group

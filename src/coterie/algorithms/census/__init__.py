@@ -5,8 +5,9 @@ standard errors. Losses are put in units of their noise and kept: clients that o
 more than chance stay apart, however similar later models treat them. The number of groups is the
 smallest whose members differ by no more than noise, one group included. Clients that are unlike all
 others, by a survey before training or by their losses, are set aside and trained alone. When the
-groups no longer change, clustering stops. Newcomers are compared with the scatter of the members,
-and may fit no group.
+groups no longer change, clustering stops. Newcomers then answer the questions of a survey, as the
+members did. A newcomer goes to the group that it fits; if it fits several, to the one whose model
+has the smallest loss on its rows. It may fit no group.
 
 References
 ----------
@@ -14,7 +15,7 @@ A method of this package. It grew out of CLoVE (arXiv 2506.22427), from which it
 of losses, the matching of clusters to models and the early stop.
 
 Formulas: `accumulate.py` (noise units), `guard.py` (clients set aside), `alone.py` (their models),
-`clustering/noise.py` (clustering and number of groups), `clustering/evidence.py` (newcomers).
+`clustering/noise.py` (clustering and number of groups), `evidence/placing.py` (newcomers).
 """
 
 from dataclasses import dataclass
@@ -25,12 +26,18 @@ from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import common
-from coterie.algorithms.census.accumulate import append, cliff, noise_units
+from coterie.algorithms.census.accumulate import append, noise_units
 from coterie.algorithms.census.alone import add_models, count_models, no_models
 from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
-from coterie.algorithms.survey.seeded import columns, look
-from coterie.clustering.evidence import REFUSAL, Reference, no_reference, reference, weigh
+from coterie.algorithms.survey.seeded import (
+    NETWORKS,
+    REFUSAL,
+    ask,
+    choose_statistic,
+    columns,
+    look,
+)
 from coterie.clustering.matching import clean_losses
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, grow, register
@@ -38,17 +45,19 @@ from coterie.core.client import Client, task
 from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
+from coterie.core.random import fold
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put
+from coterie.evidence.placing import (
+    Known,
+    choose_by_loss,
+    learn_groups,
+    no_groups,
+    place_in,
+)
+from coterie.evidence.summaries import select
 
 NOTHING = torch.zeros(0, 0, dtype=torch.float64)
-
-GROWN = 3
-"""Newcomers meet the latest models until the groups were the same more often than this in a row;
-then those models, of this and later rounds, that separate the groups best."""
-
-ERODED = 0.25
-"""Models that separate the groups by less than this share of the saved ones' are not saved."""
 
 
 class State(NamedTuple):
@@ -57,9 +66,8 @@ class State(NamedTuple):
     assignment: PerClient  # [clients]  model of each client, -1 until first contact
     repeats: Annotated[Tensor, Fill(0)]  # [clients]  the same model this many times in a row
     stable: Tensor  # once true, nothing is clustered any more
-    saved: dict[str, Params]  # both parts of the models that newcomers evaluate
-    reference: Reference  # the members' losses on them: centroid of each model, scatter
-    apart: Tensor  # how well they separate the groups
+    seed: Tensor  # of the networks that members and newcomers are asked about
+    known: Known  # the groups, in which newcomers are placed; none before clustering stops
     alone: dict[str, Params]  # both parts of the models of clients that were set aside
     units: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  losses in units of noise
     counts: Annotated[Tensor, Fill(0)] = NOTHING  # [clients, columns]  samples behind; 0: none
@@ -119,26 +127,24 @@ class Census(Algorithm):
         k = self.n_groups or self.max_groups or 1
         shared, models = common.draw_models(self.model, fed.key("models"), k)
         places = fed.per_client(-1), fed.per_client(0), torch.tensor(False)
-        apart = torch.tensor(torch.nan, dtype=torch.float64)
-        saved = {"shared": shared, "models": models}
-        known, alone = no_reference(k, k), no_models(shared, models)
-        return grow(State(shared, models, *places, saved, known, apart, alone), fed.n_clients)
+        known, alone = (fed.key("survey"), no_groups()), no_models(shared, models)
+        return grow(State(shared, models, *places, *known, alone), fed.n_clients)
 
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
-        cohort, vectors = fed.cohort(), None
+        cohort = fed.cohort()
         free = cohort[state.aside[cohort] == 0]
         stable = common.is_stable(state.stable, state.repeats, free, self.stable_after)
         state = state._replace(stable=stable)
         if stable:
             none = state.units.new_zeros(len(state.units), 0)
             state = state._replace(units=none, counts=none)  # no longer needed
-            state, _ = self.place(fed, state, cohort[state.assignment[cohort] < 0])
+            state = self.join(fed, state, cohort[state.assignment[cohort] < 0])
             cohort = cohort[state.assignment[cohort] >= 0]  # a silent newcomer waits
         else:
             odd = cohort[state.odd[cohort] == 1]
             asked = cohort[state.odd[cohort] == 0]
             asked, reply = fed.map(self.losses, state.shared, state.models, to=asked)
-            state, vectors = self.cluster(fed, state, asked, reply)
+            state = self.cluster(fed, state, asked, reply)
             cohort = torch.cat([asked, odd])
         aside = cohort[state.aside[cohort] == 1]
         cohort = cohort[state.aside[cohort] == 0]
@@ -147,9 +153,6 @@ class Census(Algorithm):
         own = rows(state.models, group)
         ids, reply = fed.map(self.update, state.shared, own, to=cohort, reduce=means)
         group = state.assignment[ids]
-        if vectors is not None:  # the models just measured are the ones saved for newcomers
-            known = reference(vectors[ids], group, reply["n"], vectors.shape[1])
-            state = state._replace(reference=known)
         state = state._replace(shared=reply["shared"], models=reply["models"])
         state = self.train_alone(fed, state, aside)
         info = common.report_round(state.assignment, cohort, group, stable)
@@ -168,36 +171,22 @@ class Census(Algorithm):
 
     def cluster(
         self, fed: Federation, state: State, cohort: Ids, reply: dict[str, Tensor]
-    ) -> tuple[State, Tensor | None]:
-        """New groups; and all clients' losses [clients, k] if these models are to be saved."""
+    ) -> State:
+        """New groups from the losses of this and earlier rounds."""
         losses, n = clean_losses(reply["losses"]), reply["n"]
         block = noise_units(clip(losses) if self.guard else losses, reply["errors"], n)
         units, counts = append(state.units, state.counts, cohort, block, n)
         state = state._replace(units=units, counts=counts)
         if fed.round == 0 and (self.first != "evaluation" or fed.start is not None):
-            return self.assign_first(fed, state, cohort, losses.shape[1]), None
+            return self.assign_first(fed, state, cohort, losses.shape[1])
         x, weight, had = units[cohort], counts[cohort], state.assignment[cohort]
         surveyed = self.first == "survey" and fed.start is None
         before = had[(had >= 0) & (state.aside[cohort] == 0)]
         least = len(before.unique()) if surveyed else 1
         found = find_groups(losses, x, weight, self.n_groups, self.guard, least)
-        rest, now = ~found.aside, slice(-losses.shape[1], None)  # the columns of this round
-        apart = cliff(x[rest, now], weight[rest, now], found.labels[rest])
-        same = bool((had == found.group)[rest].all())
         state, group = self.set_aside(state, cohort, found.group, found.aside)
         places = common.count_repeats(state.assignment, state.repeats, cohort, group)
-        state = state._replace(assignment=places[0], repeats=places[1], curve=found.curve)
-        # Models know what they have learned. After a random assignment they know how often each
-        # label occurs and little of what it looks like: relabelled data would pass for a group.
-        grown = float(state.repeats[cohort].double().median()) > GROWN
-        if same and apart < float(state.apart) * (1.0 if grown else ERODED):
-            return state, None
-        saved = {"shared": state.shared, "models": state.models}
-        state = state._replace(saved=saved, apart=torch.tensor(apart).double())
-        vectors = losses.double()
-        return state, vectors.new_zeros(fed.n_clients, losses.shape[1]).index_copy(
-            0, cohort, vectors
-        )
+        return state._replace(assignment=places[0], repeats=places[1], curve=found.curve)
 
     def assign_first(self, fed: Federation, state: State, cohort: Ids, most: int) -> State:
         """Groups of the first round: given, at random, or by a survey."""
@@ -231,16 +220,39 @@ class Census(Algorithm):
         state = state._replace(alone=alone, seat=seat, aside=marked)
         return state, torch.where(aside, k + seat[ids], group)
 
+    def join(self, fed: Federation, state: State, late: Ids) -> State:
+        """Place clients that joined after clustering has stopped; the first time, ask members."""
+        if not len(late):
+            return state
+        everyone = fed.everyone()
+        members = everyone[state.assignment[everyone] >= 0]
+        ids = late if len(state.known.number) else torch.cat([late, members]).sort().values
+        return self.place(fed, state, ids)[0]
+
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        saved = state.saved
-        heard, reply = fed.map(self.answer, saved["shared"], saved["models"], to=ids, at_least=0)
-        if not len(heard):
-            reply = {"losses": state.reference.centroids[:0], "n": heard}
-        losses = clean_losses(reply["losses"]).double()
-        found = weigh(state.reference, losses, reply["n"])
-        assignment, judged = common.place_clients(state.assignment, ids, heard, *found, REFUSAL)
-        fits = judged.fits & (state.aside[ids] == 0)
-        return state._replace(assignment=assignment), judged._replace(fits=fits)
+        heard, answers = ask(self, fed, ids, state.seed, NETWORKS)
+        had = torch.where(state.aside[heard] == 0, state.assignment[heard], -1)
+        if not len(state.known.number) and bool((had >= 0).any()):
+            key = fold(state.seed, "statistic")
+            statistic = choose_statistic(answers, had, key)
+            state = state._replace(known=learn_groups(answers, had, statistic == "shares"))
+        bank = state.shared, state.models
+        again, reply = fed.map(self.answer, *bank, to=heard, at_least=0)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        found = ids[:0], nothing, nothing
+        if len(again):
+            losses = clean_losses(reply["losses"]).double()
+            number = state.known.number
+            group, margin = common.choose_nearest(losses)
+            found = group, margin, torch.full_like(margin, torch.nan)
+            if len(number):
+                kept = torch.isin(heard, again).nonzero()[:, 0]
+                some = {name: select(answer, kept) for name, answer in answers.items()}
+                spot = choose_by_loss(place_in(some, state.known), losses[:, number])
+                found = number[spot.group], spot.margin, spot.score
+        placed = common.place_clients(state.assignment, ids, again, *found, REFUSAL)
+        fits = placed[1].fits & (state.aside[ids] == 0)
+        return state._replace(assignment=placed[0]), placed[1]._replace(fits=fits)
 
     def curves(self, state: State) -> list[Curve]:
         return explain_number(state.curve) if self.n_groups is None else []
@@ -248,17 +260,13 @@ class Census(Algorithm):
     def odd(self, state: State) -> Ids:
         return state.aside.nonzero()[:, 0]
 
-    def profiles(self, state: State) -> Tensor:
-        return state.reference.centroids
-
     @task(phase="cluster")
     def losses(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
         return measure_losses(self.model, common.whole_models(shared, models), client.train)
 
     @task(phase="cluster")
     def answer(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
-        losses = self.model.probe(common.whole_models(shared, models), client.train)
-        return {"losses": losses, "n": client.train.size}
+        return {"losses": self.model.probe(common.whole_models(shared, models), client.train)}
 
     @task
     def update(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:

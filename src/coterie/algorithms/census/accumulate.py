@@ -17,7 +17,6 @@ round.
 import torch
 from torch import Tensor
 
-from coterie.clustering.noise import pooled, weighted_ward
 from coterie.core.tree import Ids
 
 COLUMNS = 512
@@ -103,29 +102,3 @@ def strength(units: Tensor, counts: Tensor) -> Tensor:
     mean = (counts * units).sum(0) / torch.where(total > 0, total, 1.0)
     free = ((counts > 0).sum(0) - 1).clamp(min=1)
     return (counts * (units - mean).square()).sum(0) / free
-
-
-def cliff(units: Tensor, counts: Tensor, labels: Tensor) -> float:
-    """How much worse a partition gets with one group less: noise ratio at K - 1 over that at K.
-
-    nan for one group, or where the ratio is not defined.
-
-    Examples
-    --------
-    Within 2 * 0.01 * 2 over 2 degrees of freedom; the merge adds 2 * 2 / 4 * 2 ** 2 = 4, over 3.
-
-    >>> x = torch.tensor([[-1.1], [-0.9], [0.9], [1.1]], dtype=torch.float64)
-    >>> round(cliff(x, torch.ones(4, 1, dtype=torch.float64), torch.tensor([0, 0, 1, 1])), 2)
-    67.33
-    """
-    k = int(labels.max()) + 1
-    if k < 2:
-        return float("nan")
-    mean, weight = pooled(units, counts, labels)  # [k, d]
-    within = float((counts * (units - mean[labels]).square()).sum())
-    free = int((counts > 0).sum() - (weight > 0).sum())
-    tree = weighted_ward(mean, weight)
-    more = int(((weight > 0).sum(0) - 1).clamp(min=0).sum())  # of all merges; the first is a part
-    if free <= 0 or within <= 0:
-        return float("nan")
-    return float((within + tree.cost[0]) / (free + more / (k - 1)) / (within / free))

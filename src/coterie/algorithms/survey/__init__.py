@@ -36,7 +36,7 @@ from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put
-from coterie.evidence.placing import Groups
+from coterie.evidence.placing import Known, learn_groups, no_groups, place_in
 
 
 class State(NamedTuple):
@@ -50,7 +50,7 @@ class State(NamedTuple):
     statistic: Tensor  # position in STATISTICS: what the groups were read from
     chosen: Tensor  # number of groups; -1: no number describes the clients
     steps: Tensor  # [j, 5]  see `seeded.keep_steps`
-    known: Groups  # the groups, in which newcomers are placed
+    known: Known  # the groups, in which newcomers are placed
 
 
 @register("survey")
@@ -100,7 +100,7 @@ class Survey(Algorithm):
             statistic=torch.tensor(-1),
             chosen=torch.tensor(-1),
             steps=seeded.keep_steps([]),
-            known=seeded.no_groups(),
+            known=no_groups(),
         )
         return self.divide(fed, start)
 
@@ -113,7 +113,8 @@ class Survey(Algorithm):
             return state
         if fed.start is not None:
             seen = self.follow_start(fed, ids, seen)
-        known = seeded.keep_groups(seen.summary, seen.labels, seen.odd)
+        grouped = seen.labels.masked_fill(seen.odd, -1)
+        known = learn_groups(seen.answers, grouped, seen.statistic == "shares")
         liars = fed.everyone()[fed.distrusted(fed.everyone())]  # each gets a model of its own
         own = int(seen.labels.max()) + 1 + torch.arange(len(liars))
         ids = torch.cat([ids, liars])
@@ -141,8 +142,9 @@ class Survey(Algorithm):
         listed = given >= 0
         if not bool(listed.any()):
             return seen
-        known = seeded.keep_groups(seen.summary, given, ~listed)
-        labels = torch.where(listed, given, seeded.place(seen.summary, known)[0])
+        known = learn_groups(seen.answers, given, seen.statistic == "shares")
+        nearest = known.number[place_in(seen.answers, known).group]
+        labels = torch.where(listed, given, nearest)
         odd = seen.odd & ~listed
         labels[odd] = int(given.max()) + 1 + torch.arange(int(odd.sum()))
         return seen._replace(labels=labels, odd=odd)
@@ -164,12 +166,12 @@ class Survey(Algorithm):
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         nothing = torch.zeros(0, dtype=torch.float64)
         heard, found = ids[:0], (ids[:0], nothing, nothing)
-        if len(state.known.mean):
+        if len(state.known.number):
             asked = state.seed, int(state.networks), self.lens
             heard, answers = seeded.ask(self, fed, ids, *asked)
             if answers:
-                statistic = STATISTICS[int(state.statistic)]
-                found = seeded.place(answers[statistic], state.known)
+                place = place_in(answers, state.known)
+                found = state.known.number[place.group], place.margin, place.score
         placed = common.place_clients(state.assignment, ids, heard, *found, seeded.REFUSAL)
         fits = placed[1].fits & (state.odd[ids] == 0)
         return state._replace(assignment=placed[0]), placed[1]._replace(fits=fits)

@@ -25,8 +25,7 @@ from coterie.core.tree import Ids
 from coterie.evidence import grouping, placing
 from coterie.evidence.gains import holm
 from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
-from coterie.evidence.placing import Groups
-from coterie.evidence.replication import Units, in_units, noise_units
+from coterie.evidence.replication import compare, in_units, noise_units
 from coterie.evidence.screening import screen_reply
 from coterie.evidence.summaries import (
     FOLDS,
@@ -216,8 +215,17 @@ class Seen(NamedTuple):
     networks: int  # number of networks that were used
     worth: float  # size of the differences: of mean losses, or information of label shares
     steps: list[Step]
-    losses: Summary
-    summary: Summary  # of the statistic
+    answers: Answers
+
+    @property
+    def losses(self) -> Summary:
+        """The losses of clients."""
+        return next(iter(self.answers.values()))
+
+    @property
+    def summary(self) -> Summary:
+        """What the groups are read from."""
+        return self.answers[self.statistic]
 
     @property
     def exchanges(self) -> int:
@@ -271,8 +279,7 @@ def look(
             labels=found.labels[back],
             odd=found.odd[back],
             networks=networks,
-            losses=next(iter(answers.values())),
-            summary=answers[found.statistic],
+            answers=answers,
         )
         if found.confidence == 1:
             break
@@ -337,9 +344,8 @@ def decide(answers: Answers, key: Tensor, max_groups: int, n_groups: int | None 
     if name == "shares":
         worth = grouping.information(answers["shares"], labels)
     return Seen(
-        kind, name, k, labels, odd, found.explained, confidence, 0, worth, found.steps,
-        losses, answers[name],
-    )  # fmt: skip
+        kind, name, k, labels, odd, found.explained, confidence, 0, worth, found.steps, answers
+    )
 
 
 def _find(answers: Summary, key: Tensor, max_groups: int) -> Grouping:
@@ -403,22 +409,14 @@ def columns(seen: Seen) -> tuple[Tensor, Tensor]:
 # placing
 
 
-def no_groups() -> Groups:
-    """What is kept of groups before there are any."""
-    empty = [torch.zeros((0,) * n, dtype=torch.float64) for n in range(4)]
-    return Groups(Units(empty[2], empty[3]), empty[3], empty[2], empty[1], empty[1], empty[1])
-
-
-def keep_groups(summary: Summary, labels: Tensor, odd: Tensor) -> Groups:
-    """What is kept of the groups; odd clients are no groups that others may join."""
-    rest = (~odd).nonzero()[:, 0]
-    return placing.keep_groups(select(summary, rest), labels[rest])
-
-
-def place(answers: Summary, known: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """Group, margin and score of clients; a score above `REFUSAL` fits no group."""
-    found = placing.place(answers, known)
-    return found.group, found.margin, found.score
+def choose_statistic(answers: Answers, labels: Tensor, key: Tensor) -> Statistic:
+    """Label shares where members of groups differ in nothing else, otherwise losses."""
+    name, member = next(iter(answers)), (labels >= 0).nonzero()[:, 0]
+    if len(labels[member].unique()) < 2 or "shares" not in answers:
+        return name
+    summary, one = select(answers[name], member), torch.zeros_like(member)
+    test = compare(in_units(summary, noise_units(summary, one)), summary.counts, one, key)
+    return name if p_value(torch.tensor(test[:3])) <= LEVEL else "shares"
 
 
 # showing
