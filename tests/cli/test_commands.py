@@ -22,6 +22,7 @@ COMMANDS = [
     "compare",
     "place",
     "recheck",
+    "plan",
     "predict",
     "list",
     "explain",

@@ -14,6 +14,7 @@ from coterie.cli import (
     export,
     list_,
     place,
+    plan,
     predict,
     recheck,
     report,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command()(advise.advise)
 app.command()(run.run)
+app.command()(plan.plan)
 app.command()(resume.resume)
 app.command()(watch.watch)
 app.command()(show.show)

@@ -140,6 +140,13 @@ class Simulation(Federation):
             self._declared[split] = self.source.sizes(split)
         return self._declared[split]
 
+    def stand_for(self, source: DataSource) -> None:
+        """Keep between rounds what a simulation of more clients could keep of these."""
+        share = len(self.names) / max(1, len(source.names))
+        self._gather.keep_like(source, share)
+        if isinstance(self.kernel, Stacked):
+            self.kernel.keep_share(share)
+
     def _wake(self, call: Call, ids: Ids) -> None:
         """Initialise the memory of clients that are asked for the first time."""
         owner = call.owner

@@ -157,7 +157,7 @@ def _attempt(
     if isinstance(data, FederatedData):
         if settings.validation:
             data = data.hold_out(settings.validation, seed=settings.seed)
-        fed = _federation(algorithm, data, settings, description, restart, folder)
+        fed = start_engine(algorithm, data, settings, description, restart, folder)
     assert fed is not None
     fed.start = initial_groups(settings.start, fed.names)
     plan = {} if folder is None else folder.description().get("plan", {})
@@ -192,7 +192,7 @@ def _attempt(
         fed.commit()
         _freeze(folder, fed)
         known = _note(folder, state, None)
-        _save(folder, 0, state, fed, held, best)
+        save_round(folder, 0, state, fed, held, best)
     turn = restart % settings.restarts + 1
     attempt = f", attempt {turn} of {settings.restarts}" if settings.restarts > 1 else ""
     progress.start(f"{name_of(algorithm)}{attempt}", settings.rounds, done)
@@ -206,7 +206,7 @@ def _attempt(
                 break
             began = time.perf_counter()
             with _ctrl_c():
-                state, line, scores = _round(
+                state, line, scores = run_round(
                     algorithm, data, settings, fed, state, done, late, held
                 )
             done += 1
@@ -222,11 +222,11 @@ def _attempt(
                 seconds = round(time.perf_counter() - began, 4)
                 folder.append("timings.jsonl", {"round": done, "seconds": seconds})
             if settings.save_every and done % settings.save_every == 0:
-                _save(folder, done, state, fed, held, best)
+                save_round(folder, done, state, fed, held, best)
                 saved_rounds = done
             progress.round(line)
         if saved_rounds != done:
-            _save(folder, done, state, fed, held, best)
+            save_round(folder, done, state, fed, held, best)
             saved_rounds = done
         if best is not None:
             state = best[1]["state"]
@@ -274,13 +274,13 @@ def _ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _federation(
+def start_engine(
     algorithm: Algorithm,
     data: FederatedData,
     settings: Settings,
     description: Description,
-    restart: int,
-    folder: RunFolder | None,
+    restart: int = 0,
+    folder: RunFolder | None = None,
 ) -> Federation:
     """The engine, with the numeric plan the run began with, or a new one that is written down."""
     if folder is not None:
@@ -328,7 +328,7 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
         folder.record("plan", plan=plan)
 
 
-def _round(
+def run_round(
     algorithm: Algorithm,
     data: FederatedData | DataCard,
     settings: Settings,
@@ -444,7 +444,7 @@ def _stale(held: HeldOut, done: int, settings: Settings) -> bool:
     return done - held.best >= settings.patience * settings.evaluate_every
 
 
-def _save(
+def save_round(
     folder: RunFolder | None,
     done: int,
     state: Any,

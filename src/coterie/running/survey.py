@@ -158,8 +158,14 @@ def compare_inputs(method: Survey, fed: Federation, ids: Ids, labels: Tensor) ->
 def describe_odd(seen: Seen, names: list[str], classes: tuple[str, ...] | None) -> dict[str, str]:
     """What is strange about each odd client, in a sentence."""
     said = {}
+    others = torch.arange(len(names))
+    if len(others) > seeded.MANY:  # each is compared with some; with all, the time is quadratic
+        others = others[~seen.odd][: seeded.MANY]
     for client in seen.odd.nonzero()[:, 0].tolist():
-        away = strange_classes(seen.losses, seen.labels, client)  # [c]
+        some = torch.cat([torch.tensor([client]), others[others != client]]).sort().values
+        near = seen.labels[some].unique(return_inverse=True)[1]
+        place = int((some == client).nonzero())
+        away = strange_classes(select(seen.losses, some), near, place)  # [c]
         far = [int(c) for c in away.argsort(descending=True) if away[c] >= FAR]
         most = float(away.max())
         if len(away) == 1 or not far:

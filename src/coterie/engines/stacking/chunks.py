@@ -87,6 +87,10 @@ class Gatherer:
         self._kept: dict[tuple[str, tuple[int, ...]], Batch] = {}
         self._bytes = 0
 
+    def keep_like(self, source: DataSource, share: float) -> None:
+        """Keep this share of what could be kept of another source."""
+        self._room = int(share * Gatherer(source, self.device)._room)
+
     def batch(self, split: str, ids: Ids) -> Batch:
         """The data of some clients: leaves [m, n, ...]."""
         if not self._room:

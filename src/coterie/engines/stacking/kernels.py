@@ -97,6 +97,10 @@ class Stacked:
         self._room = GRAM
         self._chunk: tuple[Hashable, Any] = (None, None)
 
+    def keep_share(self, share: float) -> None:
+        """Keep a share of the room for values between rounds: for a sample of the clients."""
+        self._room = int(share * self._room)
+
     def serves(self, name: Hashable, x: Any) -> None:
         """Announce the inputs of the next work, so that values that depend on them can be kept."""
         self._chunk = (name, x)

@@ -1,6 +1,6 @@
 """Speed of engine "ray": compute-bound rounds on two shards, and growth of the number of clients.
 
-    python benchmarks/ray_shards.py
+    python benchmarks/scale/shards.py
 
 Seconds per round are medians without the first round; one thread per process.
 """
@@ -13,12 +13,12 @@ import torch
 
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Run, build
-from coterie.running.loop import _federation
+from coterie.running.loop import start_engine
 
 
 def seconds(ready: Run, rounds: int) -> float:
     """Median seconds of a round, without evaluations."""
-    fed = _federation(ready.algorithm, ready.data, ready.settings, ready.description, 0, None)
+    fed = start_engine(ready.algorithm, ready.data, ready.settings, ready.description)
     fed.begin(-1)
     state = ready.algorithm.init(fed)
     fed.commit()

@@ -1,0 +1,112 @@
+"""coterie plan"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.cli.options import Json, Trust, parse_sets, reads_data
+
+
+@reads_data
+def plan(
+    file: Annotated[str | None, typer.Argument(help="A run file (TOML or JSON).")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your data: a folder with a file per client, or one table."),
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(help="Number of groups for --data. Default: 'auto', found from the data."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one option, e.g. model.hidden=[64]. May be repeated."),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Also plan for this number of processes (engine ray).")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Also plan a deployment with this number of real clients.")
+    ] = None,
+    link: Annotated[
+        float | None,
+        typer.Option(help="Mbit per second of the server's line, for --clients. Default: 100."),
+    ] = None,
+    latency: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds that a message is under way, for --clients. Default: 20."),
+    ] = None,
+    trust: Trust = None,
+    json: Json = False,
+    *,
+    reading: dict[str, Any],
+) -> None:
+    """Predict the time and the bytes of a round, and the memory, before a long run.
+
+    It runs a few rounds on this machine with some of your clients, then with more, for a few
+    seconds, and extends the line to all of them. The plan says what limits the run first, and what
+    to do about it. Nothing is saved.
+
+    The line of the server carries the messages of all clients. Its speed matters in a deployment
+    of many clients; every client is assumed to have a machine of its own, as fast as this one, and
+    a line that keeps up.
+
+    Examples:
+
+      coterie plan study.toml
+
+      coterie plan study.toml --shards 8
+
+      coterie plan study.toml --clients 200 --link 100 --latency 30
+
+      coterie plan --data sites/ --label outcome --set run.participation=0.1
+    """
+    from coterie.core.errors import ConfigError
+
+    if (file is None) == (data is None):
+        got = "neither" if file is None else "both"
+        raise ConfigError(
+            f"coterie plan: give either a run file or --data. Got {got}. For example: coterie plan "
+            "study.toml"
+        )
+    if file is not None:
+        for flag, word in {"--algorithm": algorithm, "--groups": groups}.items():
+            if word is not None:
+                raise ConfigError(
+                    f"coterie plan: {flag} has no use with {file}. Change {file} instead, or use "
+                    "--set."
+                )
+    for flag, count in {"--shards": shards, "--clients": clients}.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"coterie plan: {flag} must be at least 1. Got {count}.")
+    for flag, speed in {"--link": link, "--latency": latency}.items():
+        if speed is not None and clients is None:
+            raise ConfigError(
+                f"coterie plan: {flag} is for a deployment. Say of how many clients: --clients M."
+            )
+        if speed is not None and not (speed > 0 or (flag == "--latency" and speed == 0)):
+            raise ConfigError(f"coterie plan: {flag} must be above 0. Got {speed:g}.")
+    if not json:
+        print(f"Reading {data or file} ...", flush=True)
+    from coterie.cli.planning import make_plan, show_plan
+
+    changes = parse_sets(set_ or [])
+    found = make_plan(
+        file=file,
+        data=data,
+        algorithm=algorithm,
+        groups=groups,
+        changes=changes,
+        reading=reading,
+        trust=trust or [],
+        shards=shards,
+        clients=clients,
+        link=100.0 if link is None else link,
+        latency=20.0 if latency is None else latency,
+        say=not json,
+    )
+    show_plan(found, json)
