@@ -44,25 +44,27 @@ class GreyCNN(nn.Module):
 class ColourCNN(nn.Module):
     """CLoVE's network for CIFAR-10: four convolutions with batch norm, three linear layers.
 
+    `width` is the number of channels of the first convolution; all other layers follow it.
+
     >>> sum(p.numel() for p in ColourCNN(10).parameters())
     4181002
     """
 
-    def __init__(self, n_outputs: int) -> None:
+    def __init__(self, n_outputs: int, width: int = 64) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for a, b in pairwise((3, 64, 128, 256, 512)):
+        for a, b in pairwise((3, width, 2 * width, 4 * width, 8 * width)):
             layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
         self.body = nn.Sequential(*layers)
         self.dense = nn.Sequential(
-            nn.Linear(512 * 2 * 2, 1024),
+            nn.Linear(8 * width * 2 * 2, 16 * width),
             nn.ReLU(),
             nn.Dropout(0.5),
-            nn.Linear(1024, 512),
+            nn.Linear(16 * width, 8 * width),
             nn.ReLU(),
             nn.Dropout(0.5),
         )
-        self.output = nn.Linear(512, n_outputs)
+        self.output = nn.Linear(8 * width, n_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.dense(self.body(x).flatten(1)))
@@ -136,9 +138,9 @@ class TextCNN(nn.Module):
     def __init__(self, n_outputs: int, n_words: int = 32_000, width: int = 100) -> None:
         super().__init__()
         self.words = nn.Embedding(n_words, width)
-        self.windows = nn.ModuleList(nn.Conv1d(width, 100, size) for size in (3, 4, 5))
+        self.windows = nn.ModuleList(nn.Conv1d(width, width, size) for size in (3, 4, 5))
         self.drop = nn.Dropout(0.8)
-        self.output = nn.Linear(300, n_outputs)
+        self.output = nn.Linear(3 * width, n_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = self.words(x).transpose(1, 2)  # [n, width, length]
@@ -157,17 +159,17 @@ class WriterCNN(nn.Module):
     1671578
     """
 
-    def __init__(self, n_outputs: int, hidden: int = 2048) -> None:
+    def __init__(self, n_outputs: int, hidden: int = 2048, width: int = 32) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2),
+            nn.Conv2d(1, width, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
+            nn.Conv2d(width, 2 * width, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * 7 * 7, hidden),
+            nn.Linear(2 * width * 7 * 7, hidden),
             nn.ReLU(),
         )
         self.output = nn.Linear(hidden, n_outputs)
@@ -231,13 +233,13 @@ class CroppedCNN(nn.Module):
     1068298
     """
 
-    def __init__(self, n_outputs: int) -> None:
+    def __init__(self, n_outputs: int, width: int = 64) -> None:
         super().__init__()
-        self.first = TruncatedConv2d(3, 64, 5, padding=2)
-        self.second = TruncatedConv2d(64, 64, 5, padding=2)
+        self.first = TruncatedConv2d(3, width, 5, padding=2)
+        self.second = TruncatedConv2d(width, width, 5, padding=2)
         self.norm = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
         self.dense = nn.Sequential(
-            TruncatedLinear(64 * 6 * 6, 384), nn.ReLU(), TruncatedLinear(384, 192), nn.ReLU()
+            TruncatedLinear(width * 6 * 6, 384), nn.ReLU(), TruncatedLinear(384, 192), nn.ReLU()
         )
         self.output = TruncatedLinear(192, n_outputs)
 
@@ -323,17 +325,17 @@ def _grey_cnn(data: Sized) -> nn.Module:
 
 
 @builder("cifar_cnn")
-def _cifar_cnn(data: Sized) -> nn.Module:
+def _cifar_cnn(data: Sized, width: int = 64) -> nn.Module:
     """CLoVE's network for 32 x 32 colour images: batch norm, dropout, 4.2 million parameters."""
     _image("cifar_cnn", data, 3, 32)
-    return ColourCNN(data.n_outputs)
+    return ColourCNN(data.n_outputs, width)
 
 
 @builder("cropped_cnn")
-def _cropped_cnn(data: Sized) -> nn.Module:
+def _cropped_cnn(data: Sized, width: int = 64) -> nn.Module:
     """IFCA's network for 32 x 32 colour images, of which it uses the middle."""
     _image("cropped_cnn", data, 3, 32)
-    return CroppedCNN(data.n_outputs)
+    return CroppedCNN(data.n_outputs, width)
 
 
 @builder("deep_cnn")
@@ -344,10 +346,10 @@ def _deep_cnn(data: Sized) -> nn.Module:
 
 
 @builder("writer_cnn")
-def _writer_cnn(data: Sized) -> nn.Module:
+def _writer_cnn(data: Sized, hidden: int = 2048, width: int = 32) -> nn.Module:
     """LEAF's network for handwriting; IFCA clusters its last layer, `output`."""
     _image("writer_cnn", data, 1, 28)
-    return WriterCNN(data.n_outputs)
+    return WriterCNN(data.n_outputs, hidden, width)
 
 
 @builder("letter_cnn")
@@ -371,9 +373,11 @@ def _colour_autoencoder(data: Sized) -> nn.Module:
 
 
 @builder("text_cnn")
-def _text_cnn(data: Sized, n_words: int = 32_000, n_outputs: int | None = None) -> nn.Module:
+def _text_cnn(
+    data: Sized, n_words: int = 32_000, n_outputs: int | None = None, width: int = 100
+) -> nn.Module:
     """CLoVE's network for news: convolutions over word vectors."""
-    return TextCNN(n_outputs or data.n_outputs, n_words)
+    return TextCNN(n_outputs or data.n_outputs, n_words, width)
 
 
 def _image(name: str, data: Sized, channels: int, side: int | None = None) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ the last batch stands for the epoch; an incomplete last batch is dropped; client
 part are changed; tensors are counted as layers, and with none to blend all are blended.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -28,12 +27,13 @@ from torch import Tensor
 
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Info, register
-from coterie.core.client import Client, Reply, task
+from coterie.core.client import Batch, Client, Reply, task
 from coterie.core.federation import Federation
 from coterie.core.model import Model
+from coterie.core.ops import operate, stack_size
 from coterie.core.random import fold, initial_key, permutation
 from coterie.core.training import LocalSGD, trainable
-from coterie.core.tree import Ids, Params, Tree
+from coterie.core.tree import Ids, Params, Tree, tree_map
 
 
 class State(NamedTuple):
@@ -97,7 +97,7 @@ class FedALA(Algorithm):
         blend = {name: torch.ones_like(params[name]) for name in top_layers(params, self.layers)}
         return {"params": params, "blend": blend, "times": torch.tensor(0)}
 
-    @task(stackable=False)  # the first blend is learnt until its losses settle
+    @task
     def update(self, client: Client, params: Params) -> Reply:
         start, blend = self.blend(client, params)
         own = self.local(client, start, self.model.losses)
@@ -107,47 +107,80 @@ class FedALA(Algorithm):
     def blend(self, client: Client, params: Params) -> tuple[Params, Params]:
         """The client's blend of its own model and a received one, and the shares it learnt."""
         own, blend, times = (client.state[name] for name in ("params", "blend", "times"))
-        n = int(client.train.size)
-        if int(times) == 0:  # nothing of its own yet
-            return params, blend
-        if not blend or not n:  # nothing to learn, or no data to learn from
-            return mix(own, params, blend), blend
-        batch = client.train
-        chosen = permutation(fold(client.key, "chosen"), batch.mask)[: math.ceil(self.share * n)]
+        if blend:
+            given = (own, params, blend, client.train, client.key, times)
+            blend = operate(self.learn, given, like=blend)
+        return choose(times == 0, params, mix(own, params, blend)), blend
 
-        def loss(blend: Params, rows: Tensor) -> Tensor:
-            real = torch.ones_like(rows, dtype=torch.bool)
-            some = batch.rows(rows, real)
-            return some.mean(self.model.losses(mix(own, params, blend), some))
-
-        losses: list[float] = []
-        for epoch in range(1 if int(times) > 1 else self.max_epochs):
-            order = permutation(fold(client.key, epoch), torch.ones_like(chosen, dtype=torch.bool))
-            total = 0.0
-            for rows in chosen[order].split(self.local.batch_size or len(chosen)):
-                slope, value = torch.func.grad_and_value(loss)(blend, rows)
-                blend = {
-                    name: (old - self.rate * slope[name]).clamp(0, 1) for name, old in blend.items()
-                }
-                total += float(value) * len(rows)
-            losses.append(total / len(chosen))
-            last = torch.tensor(losses[-self.window :], dtype=torch.float64)
-            if len(last) == self.window and float(last.std(correction=0)) < self.tolerance:
+    def learn(self, stacked: Any) -> Params:
+        """The shares of a stack of clients; each learns until its losses settle."""
+        size = stack_size(stacked)
+        stacked = tree_map(lambda leaf: leaf.expand(size, *leaf.shape[1:]), stacked)
+        *_, blend, batch, key, times = stacked
+        learnt = tree_map(torch.clone, blend)
+        n = batch.mask.sum(1)
+        count = (self.share * n.double()).ceil().long()  # samples that the blend is learnt on
+        count = torch.where(times > 0, count, 0)  # before the first exchange it has no model
+        real = torch.arange(max(int(count.max()), 1)) < count[:, None]  # [s, c]
+        chosen = torch.vmap(permutation)(fold(key, "chosen"), batch.mask)[:, : real.shape[1]]
+        left = count.nonzero().flatten()  # clients that have not finished
+        losses = torch.empty(size, 0, dtype=torch.float64)
+        for epoch in range(self.max_epochs):
+            if not len(left):
                 break
-        return mix(own, params, blend), blend
+            own, received, _, some, keys, _ = pick(stacked, left)
+            order = torch.vmap(permutation)(fold(keys, epoch), real[left])
+            rows = chosen[left].gather(1, order)
+            width = self.local.batch_size or rows.shape[1]
+            now, total = {name: leaf[left] for name, leaf in learnt.items()}, 0.0
+            for part, held in zip(rows.split(width, 1), real[left].split(width, 1), strict=True):
+                now, value = torch.vmap(self.move)(now, own, received, some, part, held)
+                total = total + value.double() * held.sum(1)
+            for name, leaf in now.items():
+                learnt[name][left] = leaf
+            losses = torch.cat([losses, torch.full((size, 1), torch.nan).double()], 1)
+            losses[left, -1] = total / count[left]
+            last = losses[left, -self.window :]
+            settled = (last.std(1, correction=0) < self.tolerance) & (epoch + 1 >= self.window)
+            left = left[~(settled | (times[left] > 1))]  # later blends take one epoch
+        return learnt
+
+    def move(
+        self, blend: Params, own: Params, received: Params, batch: Batch, rows: Tensor, real: Tensor
+    ) -> tuple[Params, Tensor]:
+        """One step of the shares on some rows, and the loss before it."""
+        some = batch.rows(rows, real)
+
+        def loss(blend: Params) -> Tensor:
+            return some.mean(self.model.losses(mix(own, received, blend), some))
+
+        slope, value = torch.func.grad_and_value(loss)(blend)
+        return {
+            name: (old - self.rate * slope[name]).clamp(0, 1) for name, old in blend.items()
+        }, value
 
     # use
 
     def deploy(self, state: State, ids: Ids) -> Params:
         return state.params
 
-    @task(stackable=False)
+    @task
     def personalise(self, client: Client, given: Params) -> Any:
-        if not client.state or int(client.state["times"]) == 0:  # nothing of its own: the average
+        if not client.state:  # it has never taken part
             return given
-        return (
-            self.blend(client, given)[0] if self.prediction == "blended" else client.state["params"]
-        )
+        if self.prediction == "blended":
+            return self.blend(client, given)[0]
+        return choose(client.state["times"] == 0, given, client.state["params"])
+
+
+def pick(tree: Any, rows: Tensor) -> Any:
+    """Some rows of all leaves."""
+    return tree_map(lambda leaf: leaf[rows], tree)
+
+
+def choose(condition: Tensor, one: Params, other: Params) -> Params:
+    """One model or another."""
+    return {name: torch.where(condition, leaf, other[name]) for name, leaf in one.items()}
 
 
 def top_layers(params: Params, count: int) -> list[str]:

@@ -156,8 +156,12 @@ def _merge(leaf: Tensor, dim: int | None, size: int, width: int) -> Tensor:
     return leaf.expand(size, width, *leaf.shape[2:]).flatten(0, 1)
 
 
-def _operate(run: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
-    """Call a function of stacked trees as an operation on the tree of one client."""
+def operate(run: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
+    """Call a function of stacked trees as an operation on the tree of one client.
+
+    The leaves of the stack are `[S, ...]`, or `[1, ...]` if all clients share a value. The function
+    may use Python freely; its result has the leaves of `like` with a leading axis.
+    """
 
     def on_leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(leaves(run(rebuild(tree, tensors))))
@@ -174,7 +178,7 @@ def train(
     for function in (fit.losses, fit.penalty, fit.direction):
         _refuse_stacked_closure(function)
     kernel = _KERNEL.get()
-    return _operate(
+    return operate(
         lambda stacked: kernel.fit(fit, stacked), (params, batch, key, round, given), params
     )
 
@@ -192,7 +196,7 @@ def probe(
     def run(stacked: tuple[Params, Batch]) -> Tensor:
         return kernel.probe(losses, *stacked, flattens=flattens, each=each)
 
-    out: Tensor = _operate(run, (models, batch), like=torch.empty(0))
+    out: Tensor = operate(run, (models, batch), like=torch.empty(0))
     return out
 
 
@@ -232,7 +236,7 @@ def probe_random(
             parts.append(kernel.probe(losses, bank, batch, flattens=flattens, each=True))
         return torch.cat(parts, 1)
 
-    out: Tensor = _operate(run, (key, batch), like=torch.empty(0))
+    out: Tensor = operate(run, (key, batch), like=torch.empty(0))
     return out
 
 
