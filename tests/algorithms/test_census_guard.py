@@ -90,6 +90,24 @@ def test_groups_that_a_small_cohort_shows_once_or_twice_are_kept():
     assert found.aside.nonzero().flatten().tolist() == [3]
 
 
+def test_a_group_of_liars_who_were_set_aside_is_not_asked_for_any_more():
+    honest = torch.tensor([[0.0, 9.0]] * 5 + [[9.0, 0.0]] * 5) + 0.01 * vectors()[:10, :2]
+    losses = torch.cat([honest, torch.tensor([[60.0, 60.0], [-60.0, 90.0]])])
+    x, before = losses.double(), torch.tensor([0] * 5 + [1] * 5 + [2] * 2)
+    found = find_groups(losses[:, [0, 1, 1]], x, ones(x), None, before=before)
+    assert found.aside.nonzero().flatten().tolist() == [10, 11]
+    assert len(found.labels[:10].unique()) == 2  # a third would have to be a part of an honest one
+    # The survey's groups that still have members are all kept.
+    found = find_groups(
+        losses[:10, [0, 1, 1]],
+        x[:10],
+        ones(x[:10]),
+        None,
+        before=torch.tensor([0] * 5 + [1] * 3 + [2] * 2),
+    )
+    assert len(found.labels.unique()) == 3
+
+
 def test_clients_that_agree_to_the_last_bit_make_nobody_a_loner():
     x = torch.zeros(9, 2).double()
     x[8] = 1.0

@@ -181,9 +181,8 @@ class Census(Algorithm):
             return self.assign_first(fed, state, cohort, losses.shape[1])
         x, weight, had = units[cohort], counts[cohort], state.assignment[cohort]
         surveyed = self.first == "survey" and fed.start is None
-        before = had[(had >= 0) & (state.aside[cohort] == 0)]
-        least = len(before.unique()) if surveyed else 1
-        found = find_groups(losses, x, weight, self.n_groups, self.guard, least)
+        before = torch.where(state.aside[cohort] == 0, had, -1) if surveyed else None
+        found = find_groups(losses, x, weight, self.n_groups, self.guard, before)
         state, group = self.set_aside(state, cohort, found.group, found.aside)
         places = common.count_repeats(state.assignment, state.repeats, cohort, group)
         return state._replace(assignment=places[0], repeats=places[1], curve=found.curve)

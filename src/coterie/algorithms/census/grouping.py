@@ -18,6 +18,9 @@ THRESHOLD = 2.5
 """Noise ratio of trained networks' losses up to which clients count as one group. True groups lay
 at up to 1.7, since models remember the clients they were trained on."""
 
+COMPANIONS = 2
+"""Members that a group of the survey must still have to count."""
+
 COPIES = 5  # of each point, so that "every client alone" has a silhouette
 
 
@@ -47,7 +50,12 @@ def measure_losses(model: Model, models: Params, batch: Batch) -> dict[str, Tens
 
 
 def find_groups(
-    losses: Tensor, x: Tensor, weight: Tensor, k: int | None, guard: bool = True, least: int = 1
+    losses: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    k: int | None,
+    guard: bool = True,
+    before: Tensor | None = None,
 ) -> Found:
     """Set loners aside, cluster the rest, and match the clusters to models.
 
@@ -57,11 +65,14 @@ def find_groups(
     x, weight : shape [m, d], what is clustered, in units of noise, and the weight of each entry.
     k : number of groups; None: read off the noise, at most one group per model.
     guard : whether clients may be set aside.
-    least : smallest number of groups that may be chosen; a survey may see more than losses do.
+    before : shape [m], groups that a survey found, -1 where unknown. It may see more of them than
+        losses do, so none that still has two members is given up.
     """
     aside = torch.zeros(len(x), dtype=torch.bool)
     if guard and len(x) >= COMPANY * (k or 1):  # in a small cohort honest clients are few, too
         aside = loners(x, weight) | flat(clip(losses))
+    size = torch.zeros(0) if before is None else before[~aside & (before >= 0)].bincount()
+    least = max(int((size >= COMPANIONS).sum()), 1)
     points = x[~aside]
     tree, curve = weighted_ward(points, weight[~aside]), x.new_zeros(0, 3)
     if k is None or k > len(points):

@@ -172,7 +172,7 @@ def ask(
     found: Answers = {}
     by_class = reply["count"].shape[2] > 1
     losses: Statistic = "conditional" if by_class else "joint"
-    good = _answered(reply["mean"])
+    good = _answered(reply["mean"]) & ~fed.distrusted(ids)
     parts = {name: p for name, p in ((losses, ""), ("shares", "share_")) if f"{p}count" in reply}
     checked = {name: screen_reply(reply, prefix) for name, prefix in parts.items()}
     for answer in checked.values():
