@@ -4,13 +4,17 @@
 liar sends is drawn from a seed, so a study gives the same figures again.
 
     flip x1, x5, x20   the update, times -1, -5 or -20
+    samples            the update, times -1, and 20 times as many samples as there are
     noise              weights drawn from a normal distribution
     little             the mean of the honest updates, less 1.5 of their standard deviations
     random, constant   losses drawn at random, or all the same
     permuted           the client's own losses in a random order
     copied             the losses of an honest client of another group
-    crafted            halfway between the losses of two other groups, with the noise of honest ones
+    crafted            halfway between the losses of two honest clients of other groups
     labels             wrong labels in the training data; the client does not know
+
+Losses are those of a survey before training and those of training; "constant, survey" lies in the
+first only, "constant, training" in the second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,17 +30,21 @@ from coterie.data import FederatedData, from_arrays
 from coterie.engines.simulation import Simulation
 
 UPDATES = {"flip x1": 1.0, "flip x5": 5.0, "flip x20": 20.0, "noise": 0.0, "little": 1.5}
+UPDATES["samples"] = 1.0
+MANY = 20
+"""Times as many samples as there are."""
 ANSWERS = ("random", "constant", "permuted", "copied", "crafted")
-ATTACKS = (*UPDATES, *ANSWERS, "labels")
+PARTS = {"survey": ("mean", "share_mean"), "training": ("losses",)}
+"""Parts of a reply that are losses, or label shares, in a survey and later."""
+HALVES = tuple(f"{name}, {part}" for name in ("constant", "permuted", "crafted") for part in PARTS)
+ATTACKS = (*UPDATES, *ANSWERS, "labels", *HALVES)
 TRAINED = ("models", "model", "params")
-LOSSES = ("losses", "mean")
-"""Parts of a reply that are losses; "mean" is a survey's."""
 
 
 @contextmanager
 def hostile(attack: str, liars: Sequence[int], truth: Tensor, seed: int) -> Iterator[None]:
     """Let some clients lie in every simulation."""
-    honest = Simulation.exchange
+    honest, declared = Simulation.exchange, Simulation.declared
     draw = torch.Generator().manual_seed(seed)
 
     def exchange(self: Simulation, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -47,11 +55,17 @@ def hostile(attack: str, liars: Sequence[int], truth: Tensor, seed: int) -> Iter
                 reply = _lie(attack, call, position, bad, reply, truth[ids], draw)
             yield position, reply
 
-    Simulation.exchange = exchange  # type: ignore[method-assign]
+    def declare(self: Simulation, split: str) -> Tensor:
+        sizes = declared(self, split).clone()
+        if attack == "samples":  # a client that lies about its samples began when it joined
+            sizes[list(liars)] *= MANY
+        return sizes
+
+    Simulation.exchange, Simulation.declared = exchange, declare  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Simulation.exchange = honest  # type: ignore[method-assign]
+        Simulation.exchange, Simulation.declared = honest, declared  # type: ignore[method-assign]
 
 
 def _lie(
@@ -72,10 +86,13 @@ def _lie(
                     leaf: _spoil(attack, value, old[leaf], bad, draw)
                     for leaf, value in reply[name].items()
                 }
-    elif attack in ANSWERS:
-        for name in LOSSES:
-            if isinstance(reply.get(name), Tensor):
-                reply[name] = _answer(attack, reply[name], bad, truth, draw)
+        if attack == "samples" and isinstance(reply.get("n"), Tensor):
+            reply["n"] = torch.where(bad, MANY * reply["n"], reply["n"])
+        return reply
+    name, _, part = attack.partition(", ")
+    for leaf in PARTS[part] if part else sum(PARTS.values(), ()):
+        if name in ANSWERS and isinstance(reply.get(leaf), Tensor):
+            reply[leaf] = _answer(name, reply[leaf], bad, truth, draw)
     return reply
 
 
