@@ -18,9 +18,6 @@ THRESHOLD = 2.5
 """Noise ratio of trained networks' losses up to which clients count as one group. True groups lay
 at up to 1.7, since models remember the clients they were trained on."""
 
-COMPANIONS = 2
-"""Members that a group of the survey must still have to count."""
-
 COPIES = 5  # of each point, so that "every client alone" has a silhouette
 
 
@@ -72,7 +69,7 @@ def find_groups(
     if guard and len(x) >= COMPANY * (k or 1):  # in a small cohort honest clients are few, too
         aside = loners(x, weight) | flat(clip(losses))
     size = torch.zeros(0) if before is None else before[~aside & (before >= 0)].bincount()
-    least = max(int((size >= COMPANIONS).sum()), 1)
+    least = max(int((size > 1).sum()), 1)
     points = x[~aside]
     tree, curve = weighted_ward(points, weight[~aside]), x.new_zeros(0, 3)
     if k is None or k > len(points):
