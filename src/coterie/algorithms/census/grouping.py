@@ -62,18 +62,16 @@ def find_groups(
     x, weight : shape [m, d], what is clustered, in units of noise, and the weight of each entry.
     k : number of groups; None: read off the noise, at most one group per model.
     guard : whether clients may be set aside.
-    before : shape [m], groups that a survey found, -1 where unknown. It may see more of them than
-        losses do, so none that still has two members is given up.
+    before : shape [m], groups of a survey, or -1; none that still has two members is given up.
     """
     aside = torch.zeros(len(x), dtype=torch.bool)
     if guard and len(x) >= COMPANY * (k or 1):  # in a small cohort honest clients are few, too
         aside = loners(x, weight) | flat(clip(losses))
     size = torch.zeros(0) if before is None else before[~aside & (before >= 0)].bincount()
-    least = max(int((size > 1).sum()), 1)
     points = x[~aside]
     tree, curve = weighted_ward(points, weight[~aside]), x.new_zeros(0, 3)
     if k is None or k > len(points):
-        k, curve = _choose_number(tree, points, k or losses.shape[1], least)
+        k, curve = _choose_number(tree, points, k or losses.shape[1], int((size > 1).sum()))
     labels = tree.labels(k)
     model = match_clusters(losses[~aside], labels)
     everyone = nearest(x, weight, labels, aside)
@@ -87,7 +85,7 @@ def _choose_number(tree: Ward, points: Tensor, limit: int, least: int) -> tuple[
     k = choice.k
     if k is None:  # no number explains the scatter: the best silhouette
         k, _ = choose_k(points.repeat(COPIES, 1) if most >= len(points) else points, most)
-    k = min(max(k, least), most)
+    k = min(max(k, least, 1), most)
     rows = [[j + 1, ratio, j + 1 == k and bool(choice.k)] for j, ratio in enumerate(choice.ratio)]
     return k, torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
 
