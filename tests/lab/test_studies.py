@@ -36,11 +36,10 @@ def test_the_table_of_operating_characteristics_counts(tmp_path):
 
     lines = [{"row": "odd-20", "seed": i, "odd_found": i != 3} for i in range(20)]
     table = {line[0]: line[1:] for line in evidence_rows.measure(lines)}
-    assert table["A1: one relabelled client in 20 found"][2:] == ["19 of 20", "yes"]
-    assert table["A1: in 60"][2:] == ["not run", ""]
-    gains = [{"gains 1": {"a over b": [1.0, 0.5, 1.5]}, "gains 3": {"a over b": [x, x, x]}}
-             for x in (0.0, 4.0)]  # fmt: skip
-    assert evidence_rows.coverage(gains, "gains 1") == (0, 2)  # the mean gain is 2
+    assert table["A1: one relabelled client in 20 found"][2:] == [
+        "19 of 20", "75.1% to 99.9%", "yes",
+    ]  # fmt: skip
+    assert table["A1: in 60"][2:] == ["not run", "", ""]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{evidence_rows.START}\nold\n{evidence_rows.END}\nafter\n")
     evidence_rows.write_page(page, lines)
@@ -49,3 +48,19 @@ def test_the_table_of_operating_characteristics_counts(tmp_path):
     assert text.endswith("after\n")
     assert "19 of 20" in text
     assert "old" not in text
+
+
+def test_the_coverage_of_intervals_is_counted_by_federation():
+    from coterie_lab.studies.evidence_cover import count_covered
+
+    # Models of the first training gain 0, 2 and 1 on fresh rows, all trainings 1, 3 and 2: mean 2.
+    lines = [
+        {"a over b": {"once": [x, x - 1, x + y], "often": [x, x - y, x], "fresh": [x, x + 2]}}
+        for x, y in ((0.0, 1.0), (2.0, 1.0), (1.0, -0.5))
+    ]
+    share, low, high, n = count_covered(lines, "once")
+    assert (share, n) == (pytest.approx(2 / 3), 3)  # the last interval is 0 to 0.5
+    assert low == pytest.approx(2 / 3 - 1.96 / 3)
+    assert high == 1.0
+    assert count_covered(lines, "often")[0] == pytest.approx(1 / 3)  # only 1 to 2 has 2
+    assert count_covered(lines[:1], "once")[3] == 0

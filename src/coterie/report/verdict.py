@@ -301,12 +301,15 @@ class Verdict:
 
     def _coverage(self) -> str:
         """What the intervals cover."""
-        covered = "which clients take part and which rows are held out"
         if self.replicates > 1:
-            return f"The intervals cover {covered}, and the randomness of training."
+            return (
+                "The intervals cover which clients take part, which rows are held out, and the "
+                "randomness of training."
+            )
         return (
-            f"The intervals cover {covered}. They do not cover the randomness of training: "
-            "replicates=3 does, for three times the cost."
+            "The intervals are about the models trained here, on other rows of such clients. "
+            "Another training may gain more or less: replicates=3 covers that, too, for three "
+            "times the cost."
         )
 
     def _time(self) -> list[str]:

@@ -11,7 +11,7 @@ without the guard. `erosion`: label skew 4 over sixty rounds; ARI and accuracy b
 with and without early stop, `census` with and without a stop, and `survey`. `accuracy`: test
 accuracy after twenty rounds with 400 samples. `count`: at most twelve groups; how often several
 rules find the true number from the same losses. `newcomers`: placing new clients and refusing
-foreign ones by the saved models; `--members 3` keeps three members per group.
+foreign ones; `--members 3` keeps three members per group.
 
 Figures are written at once, and an interrupted study continues where it stopped. Seeds start at 21,
 or at `--first`. The rules were set on seeds 0 to 5 only.
@@ -430,38 +430,35 @@ def newcomers(seeds: range, store: Store, only: str | None, members: int | None)
     for part in clients:
         runs = [v for name, v in store.figures.items() if name.startswith(f"{kind}/{part}/")]
         if runs:
-            rounds = sorted({found["round"] for found in runs})
             cells = [100 * float(np.mean([r[key] for r in runs])) for key in (*sizes, *FOREIGN)]
             ari_ = float(np.mean([r["ari"] for r in runs]))
             worst = 100 * max(r[key] for r in runs for key in sizes[3:])
-            lines.append([part, len(runs), ari_, rounds, *cells, worst])
-    names = ["partition", "seeds", "ARI", "snapshots", *sizes, *FOREIGN, "most refused in a run"]
+            lines.append([part, len(runs), ari_, *cells, worst])
+    names = ["partition", "seeds", "ARI", *sizes, *FOREIGN, "most refused in a run"]
     table("Newcomers: placed right and refused in %", names, lines)
 
 
 def _newcomers(part: str, clients: int, fresh_clients: int, seed: int) -> dict[str, Any]:
-    """Train members until the groups are frozen, then place new clients by the saved models."""
+    """Train members until the groups are frozen, then place new clients."""
     data = partition(part, seed, n=500, per_group=clients + fresh_clients)
     assert data.truth is not None
-    place = torch.arange(len(data)) % (clients + fresh_clients)
-    inside = (place < clients).nonzero().flatten()
-    guests = (place >= clients).nonzero().flatten()
+    turn = torch.arange(len(data)) % (clients + fresh_clients)
+    inside = (turn < clients).nonzero().flatten()
+    guests = (turn >= clients).nonzero().flatten()
     known = _rows(data, inside, 400)
     model, k = small_net(known), PARTITIONS[part][3]
     algorithm = Census(model, LOCAL, n_groups=k)
     fed = Simulation(known, seed=seed)
-    best, apart = 0, float("nan")
-    for number, (state, _) in enumerate(run(algorithm, fed, 5), start=1):
-        if float(state.apart) != apart:
-            best, apart = number, float(state.apart)
+    for state, _ in run(algorithm, fed, 5):
+        last = state
+    state, _ = algorithm.place(fed, last, fed.everyone())
     meaning = {
         int(g): int(known.truth[state.assignment == g].mode().values)
         for g in state.assignment.unique()
     }
-    found: dict[str, Any] = {"ari": ari(state.assignment, known.truth), "round": best}
+    found: dict[str, Any] = {"ari": ari(state.assignment, known.truth)}
 
     def place(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor]:
-        group, fits = [], []
         new = from_arrays(xs, ys, test_fraction=0.0, n_outputs=10, task="classification")
         from coterie.core.algorithm import grow
 

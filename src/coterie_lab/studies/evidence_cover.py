@@ -35,7 +35,8 @@ def covered(
     def study(rng: np.random.Generator, seed: int) -> Line:
         case = make(rng)
         share = (rows + fresh) / float((case.client == 0).sum())
-        settings = {"rounds": 10, "seed": seed, "compare": True, "replicates": TRAININGS}
+        settings = {"rounds": 10, "seed": seed, "why": "nothing", "replicates": TRAININGS}
+        settings["compare"] = True
         data = federation(case, share)
         ready = resolve(Request(data, method, n_groups=n_groups, settings=settings))
         result = begin(ready, None, Silent())
@@ -85,21 +86,37 @@ def _round(values: list[float]) -> list[float]:
     return [round(value, 6) for value in values]
 
 
-def count_covered(lines: list[Line], trainings: str) -> tuple[int, int]:
-    """How many intervals of a row cover what they claim to, and of how many.
+def count_covered(lines: list[Line], trainings: str) -> tuple[float, float, float, int]:
+    """Share of the intervals of a row that cover what they claim to.
+
+    The intervals of a federation are not independent, so the interval of the share is that of a
+    mean over federations.
 
     Parameters
     ----------
     trainings
         "once": one training of each way, "often": several.
+
+    Returns
+    -------
+    The share, its 95 % interval, and the number of intervals.
     """
-    hits = n = 0
-    pairs = {pair for line in lines for pair in line if " over " in pair}
-    for pair in pairs if len(lines) > 1 else ():
-        found = [line[pair] for line in lines if pair in line]
-        every = float(np.mean([one["fresh"] for one in found]))
-        for one in found:
-            _, low, high = one[trainings]
-            hits += low <= (every if trainings == "often" else one["fresh"][0]) <= high
-            n += 1
-    return hits, n
+    pairs = sorted({pair for line in lines for pair in line if " over " in pair})
+    if len(lines) < 2:
+        return 0.0, 0.0, 1.0, 0
+    every = {
+        pair: float(np.mean([line[pair]["fresh"] for line in lines if pair in line]))
+        for pair in pairs
+    }
+    shares, n = [], 0
+    for line in lines:
+        hits = []
+        for pair in pairs:
+            if pair in line:
+                _, low, high = line[pair][trainings]
+                truth = every[pair] if trainings == "often" else line[pair]["fresh"][0]
+                hits.append(low <= truth <= high)
+        shares.append(np.mean(hits))
+        n += len(hits)
+    mean, error = float(np.mean(shares)), float(np.std(shares, ddof=1)) / len(shares) ** 0.5
+    return mean, max(0.0, mean - 1.96 * error), min(1.0, mean + 1.96 * error), n
