@@ -234,7 +234,8 @@ def test_replicates_widen_the_interval_by_what_training_varies():
     assert high > 0.5
     assert found["replicates"] == 2
     assert "and the randomness of training" in Verdict.of(found).sentence
-    assert "Another training may gain more or less" in Verdict.of(judge(given, rivals(8), 2)).sentence
+    once = Verdict.of(judge(given, rivals(8), 2))
+    assert "Another training may gain more or less" in once.sentence
 
 
 def test_words_table_and_file(tmp_path):
