@@ -38,7 +38,7 @@ from coterie.report.recheck import Recheck
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
 from coterie.report.why import Why
-from coterie.report.words import NAMES, describe_result, join_words
+from coterie.report.words import NAMES, UNLIKE, describe_result, join_words
 from coterie.running.build import Run, build, build_algorithm, check
 from coterie.running.files import blame, parse_json
 from coterie.running.final import Result, write_clients
@@ -150,6 +150,11 @@ class Fitted:
     def odd(self) -> list[str]:
         """Names of the clients that are unlike all others and were trained alone."""
         return list(self.summary.get("odd", []))
+
+    @property
+    def aside(self) -> dict[str, str]:
+        """Why each odd client, and each whose answers are not believed, was set aside."""
+        return {**dict.fromkeys(self.odd, UNLIKE), **self.summary.get("aside", {})}
 
     @property
     def sentence(self) -> str:

@@ -146,7 +146,7 @@ def _count(cards: list[dict[str, Any]]) -> int:
 
 def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int) -> str:
     odd = summary.get("odd", [])
-    apart = f" {_odd(odd)}" if odd else ""
+    apart = f" {_odd(odd, summary.get('aside', {}))}" if odd else ""
     sizes = sorted((len(card["clients"]) for card in cards if "odd" not in card), reverse=True)
     if len(sizes) > 1:
         groups = f"{len(sizes)} groups among {n_clients} clients ({join_words(sizes)} clients)."
@@ -158,15 +158,32 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
     return f"No groups: one model for all {n_clients} clients."
 
 
-def _odd(names: list[str]) -> str:
-    """
+UNLIKE = "its losses are unlike those of all others"
+"""Why an odd client is odd, if its answers are believed."""
+
+
+def _odd(names: list[str], aside: Mapping[str, str] | None = None) -> str:
+    """Who is odd; `aside` says whose answers are not believed, and why.
+
     >>> _odd(["site-7"])
     'site-7 is unlike all others and has a model of its own.'
+    >>> _odd(["site-2", "site-7", "site-9"], {"site-7": "it repeats itself", "site-9": "it does"})
+    'site-2 is unlike all others and has a model of its own. site-7 and site-9 gave answers that \
+cannot be true and have models of their own.'
     """
+    false = [name for name in names if name in (aside or {})]
+    odd = [name for name in names if name not in false]
+    said = [_apart(odd, "is unlike all others", "are unlike all others")] if odd else []
+    if false:
+        said.append(_apart(false, *["gave answers that cannot be true"] * 2))
+    return " ".join(said)
+
+
+def _apart(names: list[str], one: str, many: str) -> str:
     shown = join_words(names[:5]) if len(names) <= 5 else f"{len(names)} clients"
     if len(names) == 1:
-        return f"{shown} is unlike all others and has a model of its own."
-    return f"{shown} are unlike all others and have models of their own."
+        return f"{shown} {one} and has a model of its own."
+    return f"{shown} {many} and have models of their own."
 
 
 def _components(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -98,7 +98,12 @@ def describe(contents: Contents) -> dict[str, Any]:
         "groups": [_card(card) for card in cards if "odd" not in card],
         "profile": _profile(cards),
         "why": _why(contents),
-        "odd": [card["clients"][0] for card in cards if "odd" in card],
+        "odd": [
+            name
+            for name in (card["clients"][0] for card in cards if "odd" in card)
+            if name not in done.get("aside", {})
+        ],
+        "aside": list(done.get("aside", {}).items()),
         "rows": rows,
         "left_out": left_out,
         "better": any(row["better"] for row in rows),
