@@ -12,6 +12,7 @@ from coterie import algorithms, data, models
 from coterie.core.algorithm import REGISTRY, Algorithm
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.plugins import load_plugins
+from coterie.core.policy import Policy
 from coterie.data.assemble import Reading
 from coterie.data.formats import ENDINGS
 from coterie.measured import say_where
@@ -124,13 +125,15 @@ def describe(name: str) -> str:
     load_plugins()
     if name in ("data", *data.READERS):
         return describe_data()
+    if name == "policy":
+        return _describe(name, Policy)
     for names in (REGISTRY, models.MODELS, data.PROBLEMS):
         if name in names:
             return _describe(name, names[name])
     recipes = list_recipes()
     if name in recipes:
         return f"{name}: {recipes[name].line}\n\n{recipes[name].text}"
-    known = ["data", *(name for names in catalogue().values() for name in names)]
+    known = ["data", "policy", *(name for names in catalogue().values() for name in names)]
     raise ConfigError(unknown("name", name, known))
 
 

@@ -177,7 +177,7 @@ def test_two_members_are_too_few_and_it_is_said():
     mean = Mean("w", torch.zeros(2, 1), by=torch.tensor([0, 0, 1, 1, 1]))
     held = Policy(mean="median").average(mean, "M.update")
     held.add({"w": torch.tensor([[1.0], [3.0], [1.0], [2.0], [9.0]])}, torch.arange(5))
-    with pytest.warns(UserWarning, match=r"'median' needs 3 replies.* of groups 0 .*plain mean"):
+    with pytest.warns(UserWarning, match=r"'median' needs 3 replies.* of group 0 .*plain mean"):
         assert held.result()[:, 0].tolist() == [2.0, 2.0]
 
 

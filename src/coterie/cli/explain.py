@@ -6,7 +6,7 @@ import typer
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="A name from: coterie list; or 'data'.")],
+    name: Annotated[str, typer.Argument(help="A name from: coterie list; 'data' or 'policy'.")],
 ) -> None:
     """Explain a method, a network, a data set or a recipe, with all its options.
 
@@ -15,6 +15,8 @@ def explain(
       coterie explain clove
 
       coterie explain data
+
+      coterie explain policy
     """
     from coterie.catalogue import describe
 

@@ -290,7 +290,7 @@ class HeldMean:
                 self._combine(out, row, values, weight, group)
         if self.few and self.tell:
             shown = ", ".join(map(str, self.few[:5])) + (" ..." if len(self.few) > 5 else "")
-            rows = f" of groups {shown}" if self.bank else ""
+            rows = f" of group{'s' * (len(self.few) > 1)} {shown}" if self.bank else ""
             warnings.warn(
                 f"{self.owner}: '{self.rule}' needs {FEWEST} replies. The mean of "
                 f"'{self.mean.leaf}'{rows} has fewer, and the plain mean is taken.",

@@ -20,12 +20,20 @@ class Policy:
     Parameters
     ----------
     mean
-        How every mean of every method is taken, group by group. "plain": the weighted mean.
-        "clipped": replies farther from the present model than the median reply are moved closer.
-        "trimmed", "median": number by number, without the largest and the smallest. "krum": the
-        one reply with the nearest neighbours. "geometric_median", "centred_clipping": a centre of
-        the replies that far ones hardly move. All but "plain" hold every reply until all are
-        there; "clipped" with a radius does not.
+        How every mean of every method is taken, group by group.
+
+        "plain"              the weighted mean
+        "clipped"            replies farther from the present model than the median are moved closer
+        "trimmed"            number by number, without the largest and the smallest
+        "median"             number by number, the one in the middle
+        "geometric_median"   a centre of the replies that far ones hardly move
+        "centred_clipping"   the same by clipping, around the result itself
+        "krum"               the one reply with the nearest neighbours
+
+        "plain", and "clipped" with a `radius`, hold one sum a group in memory. All others hold
+        every reply until the last is there, and then once more those of one group: a model's size
+        times the number of clients. All but "trimmed" and "median" also hold a number for each
+        pair of members. A group with fewer than three replies gets the plain mean, with a warning.
     liars
         Share of a group's members that may lie: "trimmed" drops this share on each side, and "krum"
         counts that many neighbours less.
