@@ -121,3 +121,15 @@ def test_many_clients_are_compared_with_some(monkeypatch):
     x = torch.cat([vectors(seed) for seed in range(5)]).double()
     x[3] = torch.tensor([5.0, -4.0, 5.0, -4.0])
     assert loners(x, ones(x)).nonzero().flatten().tolist() == [3]
+
+
+def test_honest_clients_are_not_flat_by_chance():
+    # Without groups, losses on two to five models differ by noise alone.
+    found = 0
+    for seed in range(200):
+        draw = torch.Generator().manual_seed(seed)
+        found += int(flat(2 + 0.1 * torch.randn(40, 2 + seed % 4, generator=draw)).sum())
+    assert found <= 1  # 0.08 expected; 150 with a tenth of the median as the only limit
+    losses = 2 + 0.1 * torch.randn(40, 2, generator=draw)
+    losses[7] = 2.0
+    assert flat(losses).nonzero().flatten().tolist() == [7]

@@ -5,7 +5,8 @@ are then merged to make room. So losses above three times the median are limited
 of clients are left out of the clustering. *Loners* have no similar client: their second-nearest
 neighbour is farther away than three times the median of that distance, and than three times the
 noise. *Flat* clients have nearly the same loss on all models: their losses differ a tenth as much
-from model to model as usual. Clients set aside get the nearest group, and do not train.
+from model to model as usual, or less if there are few models. Clients set aside get the nearest
+group, and do not train.
 
 A client that copies the losses of another group is not detected. A group needs four honest members:
 members of a group of one or two are set aside if the other groups are larger. Therefore, with a
@@ -13,6 +14,7 @@ known number of groups, no client is set aside in a cohort of fewer than four cl
 """
 
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from coterie.clustering.noise import between, distances, pooled
@@ -21,6 +23,7 @@ FAR = 3.0
 """An entry above this many medians is limited; a client at such a distance is a loner."""
 FLAT = 0.1
 """A client whose losses differ by less than this share of the median is flat."""
+CHANCE = 1e-5  # share of honest clients that may be as flat by chance
 COMPANY = 4
 """With fewer clients (per group, if the number of groups is known) there are no loners."""
 OTHERS = 2_000  # number of clients that each client is compared with, at most
@@ -45,11 +48,16 @@ def clip(losses: Tensor) -> Tensor:
 def flat(losses: Tensor) -> Tensor:
     """Which clients are flat, [m]: nearly the same loss on all models, unlike the others.
 
-    >>> flat(torch.tensor([[1.0, 2.0], [2.0, 1.0], [9.0, 9.05]]))
-    tensor([False, False,  True])
+    On two models one honest client in twenty differs a tenth as much as usual by chance. So the
+    limit is lower for few models: chance alone makes one in 100,000 as flat.
+
+    >>> flat(torch.tensor([[1.0, 2.0], [2.0, 1.0], [9.0, 9.05], [9.0, 9.0]]))
+    tensor([False, False, False,  True])
     """
+    free = max(losses.shape[1] - 1, 1)
+    chance = float((chi2.ppf(CHANCE, free) / chi2.ppf(0.5, free)) ** 0.5)
     spread = losses.double().std(1, correction=0)
-    return spread < FLAT * spread.median()
+    return spread < min(FLAT, chance) * spread.median()
 
 
 def loners(units: Tensor, counts: Tensor, neighbour: int = 2, floor: float = 1.0) -> Tensor:
