@@ -30,14 +30,8 @@ from coterie.algorithms.census.accumulate import append, noise_units
 from coterie.algorithms.census.alone import add_models, count_models, no_models
 from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
-from coterie.algorithms.survey.seeded import (
-    NETWORKS,
-    REFUSAL,
-    ask,
-    choose_statistic,
-    columns,
-    look,
-)
+from coterie.algorithms.survey.seeded import NETWORKS, REFUSAL, ask, choose_statistic, look
+from coterie.algorithms.survey.seeded import columns as to_columns
 from coterie.clustering.matching import clean_losses
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, grow, register
@@ -48,13 +42,7 @@ from coterie.core.model import Model
 from coterie.core.random import fold
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put
-from coterie.evidence.placing import (
-    Known,
-    choose_by_loss,
-    learn_groups,
-    no_groups,
-    place_in,
-)
+from coterie.evidence.placing import Known, choose_by_loss, learn_groups, no_groups, place_in
 from coterie.evidence.summaries import select
 
 NOTHING = torch.zeros(0, 0, dtype=torch.float64)
@@ -195,7 +183,7 @@ class Census(Algorithm):
         elif self.first == "survey":
             heard, seen = look(self, fed, cohort, fed.key("survey"), most, self.n_groups)
             if seen is not None:
-                units, counts = append(state.units, state.counts, heard, *columns(seen))
+                units, counts = append(state.units, state.counts, heard, *to_columns(seen))
                 state = state._replace(units=units, counts=counts)
                 group = group % seen.used  # of clients that did not answer
                 answered = torch.isin(cohort, heard)
