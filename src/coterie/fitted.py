@@ -117,7 +117,7 @@ class Fitted:
         self.state = self._tree("state.safetensors", like)["state"]
         kept = self._tree("memory.safetensors") if "memory.safetensors" in self.files else {}
         self.memory = {int(client): tree for client, tree in kept.items()}
-        self.card = DataCard.from_dict(json.loads(self.files["data.json"]))
+        self.card = read_card(self.files)
         self.encoder = self.card.encoder
         self.rows = read_rows(self.files, "clients")
         self.cards = read_rows(self.files, "groups")
@@ -169,14 +169,12 @@ class Fitted:
                 "The verdict needs two more runs: one model for all, and every client alone. This "
                 "run has neither. Fit with compare=True, or run: coterie verdict FOLDER"
             )
-        with blame("final/verdict.json"):
-            return Verdict.of(self.files["verdict.json"])
+        return read_verdict(self.files)
 
     @property
     def why(self) -> Why:
         """In what each group and odd client differs from the others, in words and figures."""
-        with blame("final/why.json"):
-            return read_why(self.files)
+        return read_why(self.files)
 
     @property
     def history(self) -> Any:
@@ -200,9 +198,9 @@ class Fitted:
         return [*self.card.warnings, *told]
 
     def __str__(self) -> str:
-        said = [self.card.reading, *(f"Warning: {warning}" for warning in self.warnings)]
-        notes = "".join(f"\n{line}" for line in said if line)
         with blame("The result"):
+            said = [self.card.reading, *(f"Warning: {warning}" for warning in self.warnings)]
+            notes = "".join(f"\n{line}" for line in said if line)
             verdict = f"\n{self.verdict.reasons}" if "verdict.json" in self.files else ""
             text = f"{self.sentence}{verdict}\n\n{self.groups}" + (f"\n{notes}" if notes else "")
         return printable(text)
@@ -212,7 +210,7 @@ class Fitted:
         scored = f", accuracy {score['mean']:.1%}" if isinstance(score, dict) else ""
         groups = "1 group" if self.n_groups == 1 else f"{self.n_groups} groups"
         return (
-            f"Fitted({self.summary['algorithm']}, {len(self.names)} clients, {groups}, "
+            f"Fitted({self.summary.get('algorithm')}, {len(self.names)} clients, {groups}, "
             f"{len(self.rounds)} rounds{scored})"
         )
 
@@ -788,6 +786,16 @@ def _thin(line: dict[str, Any]) -> dict[str, Any]:
     return {name: line[name] for name in ("round", "loss", "accuracy") if name in line}
 
 
+def read_card(files: dict[str, bytes]) -> DataCard:
+    """The data card, from the files of a finished run."""
+    plain = parse_json(files["data.json"], "final/data.json")
+    with blame("final/data.json"):
+        try:
+            return DataCard.from_dict(plain)
+        except ConfigError as error:
+            raise DataError(f"final/data.json is damaged. {error}") from None
+
+
 def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
     """Why groups differ, from the files of a finished run."""
     if "why.json" not in files:
@@ -797,7 +805,18 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
             'why="nothing", or its clients are real, run it again with --why columns,labels,'
             "predictions or less."
         )
-    return Why.of(files["why.json"], files.get("why_images.safetensors"))
+    with blame("final/why.json"):
+        found = Why.of(files["why.json"], files.get("why_images.safetensors"))
+        str(found)  # or the damage would show when it is printed
+    return found
+
+
+def read_verdict(files: dict[str, bytes]) -> Verdict:
+    """The verdict, from the files of a finished run."""
+    with blame("final/verdict.json"):
+        found = Verdict.of(files["verdict.json"])
+        str(found)  # or the damage would show when it is printed
+    return found
 
 
 def _keep_groups(result: Result) -> dict[str, bytes]:
@@ -820,8 +839,7 @@ def verdict_of(
     folder = RunFolder(path)
     finished = (folder.path / "summary.json").exists()
     if finished and "verdict.json" in (files := folder.final_files()):
-        with blame(folder.final / "verdict.json"):
-            return Verdict.of(files["verdict.json"])
+        return read_verdict(files)
     ready = rebuild(folder, trust)
     name = name_of(ready.algorithm)
     parts = (getattr(ready.algorithm, part, None) for part in ("model", "local"))
@@ -891,8 +909,7 @@ def load(
     folder = RunFolder(path)
     description, files = folder.description(), folder.final_files()
     summary, lines = folder.summary(), folder.lines()
-    with blame(folder.final / "data.json"):
-        card = DataCard.from_dict(parse_json(files["data.json"], "final/data.json"))
+    card = read_card(files)
     with blame(folder.path / "run.json"):
         given = {} if model is None else {"model": model}
         algorithm = build_algorithm(description, card, trust, **given)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from coterie.core.config import check_fields
 from coterie.data.encoder import Encoder
 from coterie.data.federated import FederatedData
 from coterie.data.warnings import DataWarning
@@ -100,7 +101,7 @@ class DataCard:
         shape, classes, truth = plain["sample_shape"], plain["classes"], plain["truth"]
         if isinstance(shape, dict):
             shape = {name: tuple(part) for name, part in shape.items()}
-        return cls(
+        card = cls(
             plain["task"],
             plain["n_outputs"],
             None if classes is None else tuple(classes),
@@ -112,6 +113,8 @@ class DataCard:
             plain.get("reading", ""),
             tuple(DataWarning(**warning) for warning in plain.get("warnings", [])),
         )
+        check_fields(card)
+        return card
 
 
 def _encoder(data: FederatedData) -> Encoder:

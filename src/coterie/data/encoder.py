@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.config import check_fields
 from coterie.core.errors import DataError, unknown
 from coterie.data.formats import FOUND, Format
 from coterie.data.tables import Cells, RawTable, as_number, read, to_array, to_cells
@@ -251,7 +252,10 @@ class Encoder:
         """The encoder from plain data."""
         rules = tuple(Rule(**_tuples(rule)) for rule in plain["rules"])
         files = Format(**_tuples(plain.get("files", {})))
-        return cls(**{**_tuples(plain), "rules": rules, "files": files})
+        encoder = cls(**{**_tuples(plain), "rules": rules, "files": files})
+        for part in (encoder, files, *rules):
+            check_fields(part)
+        return encoder
 
     def _names(self) -> str:
         return ", ".join(rule.name for rule in self.rules)

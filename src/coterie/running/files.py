@@ -193,9 +193,14 @@ def parse_json(data: bytes, source: str) -> Any:
     if is_deep(data):
         raise DataError(f"{source} is damaged: it is nested more than {DEPTH} levels deep.")
     try:
-        return json.loads(data)
+        content = json.loads(data)
+        if b"\\u" in data:  # half of a character can be read, but not printed or written
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise DataError(f"{source} is damaged: it contains text that is not Unicode.") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{source} is damaged: it is not JSON ({error}).") from None
+    return content
 
 
 def is_deep(data: bytes) -> bool:

@@ -131,6 +131,7 @@ class RunFolder:
     def lines(self, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
         """The lines of a log; a last line that is incomplete is ignored."""
         path = self.path / name
+        refuse_links(self.whole, self.path)
         try:
             data = read(path, LOG)
         except FileNotFoundError:

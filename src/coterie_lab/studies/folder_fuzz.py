@@ -5,12 +5,12 @@
 Each folder is a copy of one small run with up to three changes: bytes flipped, cut or removed, JSON
 values replaced, nested or left out, files replaced by links and pipes, names that lead out of the
 folder, code to import. In half of them all checksums fit again, as a stranger would set them. It is
-then shown, loaded, audited, compared, or resumed. It must be read, or refused by an error of
-Coterie; no code may run, and nothing outside the folder may change.
+then shown, loaded, audited, compared, reported, watched, asked for its verdict, or resumed. It must
+be read, or refused by an error of Coterie, within ten seconds; no code may run, and nothing outside
+the folder may change. The figures are written as they grow; the same command goes on with them.
 """
 
 import argparse
-import collections
 import contextlib
 import hashlib
 import io
@@ -19,21 +19,24 @@ import os
 import random
 import resource
 import shutil
+import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import coterie
 from coterie.core.errors import CoterieError
-from coterie.fitted import fit_run
+from coterie.fitted import fit_run, read_why, rebuild, verdict_of
 from coterie.report.audit import audit
 from coterie.report.cards import show_run
 from coterie.report.compare import comparison
+from coterie.report.html import live, read_contents, write_report
 from coterie.running.build import build
 from coterie.running.folder import RunFolder
 from coterie_lab.studies.common import write
@@ -69,6 +72,9 @@ ODD: list[Any] = [
     {"a": {"b": []}},
     {"import": "os:system", "arguments": {"command": "touch PWNED"}},
 ]
+MEMORY_DISK = Path("/dev/shm")  # faster than a disk; the default place where there is none
+SECONDS = 10  # that a use may take
+MEMORY = 8 << 30  # bytes of addresses; a folder that asks for more ends in a MemoryError
 _BROKEN = (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError)
 
 
@@ -84,9 +90,14 @@ class Made:
         self.algorithm = coterie.load(self.folder).algorithm
         self.victim = place / "victim.txt"
         self.victim.write_text("years of work")
+        new = coterie.load(self.folder).card
+        self.newcomer = torch.zeros((6, *new.sample_shape)).numpy(), np.zeros(6, dtype=np.int64)
 
     def restore(self) -> None:
         """Make the folder what it was."""
+        for path in set(self.place.iterdir()) - {self.folder, self.victim}:
+            remove(path)
+        self.victim.write_text("years of work")
         there = {str(p.relative_to(self.folder)) for p in self.folder.rglob("*")}
         for name in sorted(there - set(self.files) - {"checkpoint", "final"}, reverse=True):
             remove(self.folder / name)
@@ -102,8 +113,9 @@ class Made:
 
     def safe(self) -> bool:
         """Whether no code ran, and nothing outside changed."""
-        strange = (self.place / "PWNED").exists() or (self.folder / "PWNED").exists()
-        return not strange and self.victim.read_text() == "years of work"
+        strange = {path.name for path in self.place.iterdir()} - {"run", "victim.txt"}
+        ran = strange or (self.folder / "PWNED").exists()
+        return not ran and self.victim.read_text() == "years of work"
 
 
 def remove(path: Path) -> None:
@@ -187,7 +199,8 @@ def gone(made: Made, path: Path, rng: random.Random) -> None:
 
 def link(made: Made, path: Path, rng: random.Random) -> None:
     target = rng.choice((made.victim, made.place, Path("/etc/hostname"), path, Path("nowhere")))
-    path = rng.choice((path, path, path.with_name(path.name + ".part"), path.parent))
+    others = path.with_name(path.name + ".part"), path.parent, made.folder / "report.html"
+    path = rng.choice((path, path, *others))
     if path == made.folder:
         path = made.folder / "checkpoint"
     remove(path)
@@ -257,11 +270,12 @@ def change(made: Made, rng: random.Random) -> tuple[list[str], bool]:
 
 
 def use_show(made: Made) -> None:
-    show_run(RunFolder(made.folder))
+    show_run(RunFolder(made.folder)).encode()
 
 
 def use_load(made: Made) -> None:
-    str(coterie.load(made.folder))
+    fit = coterie.load(made.folder)
+    f"{fit}{fit!r}{fit._repr_html_()}{fit.history}{fit.warnings}".encode()
 
 
 def use_checkpoint(made: Made) -> None:
@@ -271,31 +285,96 @@ def use_checkpoint(made: Made) -> None:
 
 
 def use_audit(made: Made) -> None:
-    str(audit(made.folder))
+    str(audit(made.folder)).encode()
 
 
 def use_compare(made: Made) -> None:
-    str(comparison([made.folder]))
+    str(comparison([made.folder])).encode()
+
+
+def use_report(made: Made) -> None:
+    write_report(read_contents(made.folder), made.folder / "report.html")
+
+
+def use_watch(made: Made) -> None:
+    live.show(made.folder)
+
+
+def use_why(made: Made) -> None:
+    str(read_why(RunFolder(made.folder).final_files(), made.folder)).encode()
+
+
+def use_build(made: Made) -> None:
+    rebuild(RunFolder(made.folder))
+
+
+def use_place(made: Made) -> None:
+    fit = coterie.load(made.folder)
+    rows = made.newcomer
+    fit.place(*rows)
+    fit.predict(rows[0], group=0)
+
+
+def use_verdict(made: Made) -> None:
+    str(verdict_of(made.folder)).encode()
 
 
 def use_resume(made: Made) -> None:
     coterie.resume(made.folder)
 
 
-USES = [use_show, use_show, use_load, use_load, use_load, use_checkpoint, use_audit, use_compare]
+def use_train(made: Made) -> None:
+    """Resume after the first round, as if the process had been killed in the second."""
+    for name in ("summary.json", "checkpoint/000002.json"):
+        with contextlib.suppress(OSError):  # a change has removed it, or the whole folder
+            (made.folder / name).unlink()
+    coterie.resume(made.folder)
+
+
+USES = [use_show, use_load, use_checkpoint, use_audit, use_compare, use_report, use_watch, use_why]
+USES += [use_build, use_place, use_load]
+
+
+def choose(made: Made, fits: bool, rng: random.Random) -> Callable[[Made], None]:
+    """A use of the folder; what trains takes a hundred times as long, and is chosen less often."""
+    # Training goes on from a state whose checksum fits; what is in it is the method's business.
+    if not fits and rng.random() < 0.006:
+        return rng.choice((use_resume, use_train, use_verdict))
+    finished = (made.folder / "summary.json").is_file()
+    return rng.choice([*USES, use_verdict] if finished else USES)
+
+
+class Hung(Exception):
+    """A use took too long."""
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """End what takes longer."""
+
+    def stop(*_: Any) -> None:
+        raise Hung(f"more than {seconds:g} s")
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 def try_one(made: Made, rng: random.Random) -> dict[str, Any]:
     """Change the folder, use it, put it back; what happened."""
     done, fits = change(made, rng)
-    # Training goes on from a state whose checksum fits; what is in it is the method's business.
-    use = use_resume if not fits and rng.random() < 0.02 else rng.choice(USES)
+    use = choose(made, fits, rng)
     began = time.perf_counter()
     said = ""
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            use(made)
+            with limit(SECONDS):
+                use(made)
         end = "read"
     except CoterieError:
         end = "refused"
@@ -315,37 +394,56 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tally: collections.Counter[str] = collections.Counter()
-    odd: dict[str, dict[str, Any]] = {}
-    slowest: dict[str, Any] = {"seconds": 0.0}
-    began = time.time()
-    with tempfile.TemporaryDirectory() as place:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    figures: dict[str, Any] = {
+        "seed": options.seed,
+        "folders": 0,
+        "foreign": 0,
+        "unsafe": 0,
+        "ends": {},
+        "largest_mb": 0.0,
+        "growth_mb": 0.0,
+        "slowest": {"seconds": 0.0},
+        "seconds": 0.0,
+        "odd": {},
+    }
+    if options.json and options.json.exists():
+        figures = json.loads(options.json.read_text())
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as place:
         made = Made(Path(place))
         os.chdir(made.folder)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        for number in range(options.folders):
-            found = try_one(made, random.Random(f"{options.seed}/{number}"))
-            tally[f"{found['use']} {found['end']}"] += 1
-            tally[found["end"]] += 1
-            if found["end"] in ("foreign", "UNSAFE"):
-                odd.setdefault(f"{found['use']} {found['said'][:60]}", {"number": number, **found})
-            slowest = max(slowest, found, key=lambda one: one["seconds"])
-            if (number + 1) % 5000 == 0:
-                print(number + 1, dict(tally), f"{time.time() - began:.0f} s", flush=True)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        before, began = largest_mb(), time.perf_counter()
+        for number in range(figures["folders"], options.folders):
+            note(figures, number, try_one(made, random.Random(f"{options.seed}/{number}")))
+            if (number + 1) % 1000 == 0 or number + 1 == options.folders:
+                now = time.perf_counter()
+                figures["seconds"] = round(figures["seconds"] + now - began, 1)
+                figures["largest_mb"] = max(figures["largest_mb"], largest_mb())
+                figures["growth_mb"] = max(figures["growth_mb"], round(largest_mb() - before, 1))
+                began = now
+                write(options.json, figures)
+                print(number + 1, figures["ends"], f"{figures['seconds']:.0f} s", flush=True)
         os.chdir("/")
-    figures = {
-        "folders": options.folders,
-        "seed": options.seed,
-        "ends": dict(sorted(tally.items())),
-        "largest_mb": round(after, 1),
-        "growth_mb": round(after - before, 1),
-        "slowest": slowest,
-        "seconds": round(time.time() - began),
-        "odd": odd,
-    }
-    write(options.json, figures)
     print(json.dumps(figures, indent=1))
+
+
+def largest_mb() -> float:
+    """The largest memory of this process so far."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def note(figures: dict[str, Any], number: int, found: dict[str, Any]) -> None:
+    """Count what happened to a folder; keep what must not happen, and the slowest."""
+    ends, end = figures["ends"], found["end"]
+    ends[f"{found['use']} {end}"] = ends.get(f"{found['use']} {end}", 0) + 1
+    figures["folders"] = number + 1
+    figures["foreign"] += end == "foreign"
+    figures["unsafe"] += end == "UNSAFE"
+    if end in ("foreign", "UNSAFE"):
+        kind = f"{found['use']} {found['said'][:60]}"
+        figures["odd"].setdefault(kind, {"number": number, **found})
+    if found["seconds"] > figures["slowest"]["seconds"]:
+        figures["slowest"] = {"number": number, **found}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """What a page tells about a run, read from its folder or from a fitted federation."""
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import DataError
 from coterie.report.record import SPELLED, Record
 from coterie.report.verdict import Verdict
 from coterie.running.build import Settings
+from coterie.running.files import JSON as JSON_BYTES
+from coterie.running.files import blame, parse_json, read
 from coterie.running.folder import NAMES, RunFolder
 
 OTHERS = {"fedavg": "one", "local_only": "alone"}
@@ -95,26 +97,22 @@ def read_contents(path: str | Path) -> Contents:
     folder = RunFolder(path)
     description = folder.description()
     finished = (folder.path / "summary.json").exists()
-    final = {}
-    if finished:
-        files = folder.final_files()
-        final = {
-            name: json.loads(files[f"{name}.json"]) for name in JSON if f"{name}.json" in files
-        }
+    final = _read_final(folder.final_files()) if finished else {}
     others = {
         way: RunFolder(folder.path / "baselines" / method).lines() for method, way in OTHERS.items()
     }
-    return Contents(
-        folder.path.resolve().name,
-        description,
-        folder.lines(),
-        {way: lines for way, lines in others.items() if lines} or _curves(final),
-        folder.summary() if finished else {},
-        final,
-        _names(folder, final),
-        [float(line.get("seconds", 0)) for line in folder.lines("timings.jsonl")],
-        _quiet(folder.path),
-    )
+    with blame(folder.path):
+        return Contents(
+            folder.path.resolve().name,
+            description,
+            folder.lines(),
+            {way: lines for way, lines in others.items() if lines} or _curves(final),
+            folder.summary() if finished else {},
+            final,
+            _names(folder, final),
+            [float(line.get("seconds", 0)) for line in folder.lines("timings.jsonl")],
+            _quiet(folder.path),
+        )
 
 
 def contents_of(
@@ -125,9 +123,20 @@ def contents_of(
     files: dict[str, bytes],
 ) -> Contents:
     """What a fitted federation tells."""
-    final = {name: json.loads(files[f"{name}.json"]) for name in JSON if f"{name}.json" in files}
+    final = _read_final(files)
     names = list(final["data"]["names"])
     return Contents(name, description, rounds, _curves(final), summary, final, names)
+
+
+def _read_final(files: dict[str, bytes]) -> dict[str, Any]:
+    """The content of the JSON files of final/."""
+    found = {}
+    for name in [name for name in JSON if f"{name}.json" in files]:
+        source = f"final/{name}.json"
+        found[name] = parse_json(files[f"{name}.json"], source)
+        if not isinstance(found[name], dict):
+            raise DataError(f"{source} is damaged: it does not hold a JSON object.")
+    return found
 
 
 def _curves(final: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -139,8 +148,8 @@ def _names(folder: RunFolder, final: dict[str, Any]) -> list[str]:
     if "data" in final:
         return [str(name) for name in final["data"]["names"]]
     try:
-        found = json.loads((folder.path / NAMES).read_text())
-    except (OSError, ValueError):
+        found = parse_json(read(folder.path / NAMES, JSON_BYTES), NAMES)
+    except (OSError, DataError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []
 

@@ -8,6 +8,7 @@ from typing import Any
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.report.html.contents import Contents, read_contents
 from coterie.report.html.page import HERE, list_faults, render
+from coterie.running.files import blame
 from coterie.running.progress import duration
 
 HOST = "127.0.0.1"
@@ -69,11 +70,12 @@ def show(folder: Path) -> str:
         )
     try:
         contents = read_contents(folder)
-        live = describe_progress(contents)
-        # Late clients stand at the top of this page; that a run goes on is said there, too.
-        more = {"live": live, "faults": []} | ({"missing": []} if live["going"] else {})
-        return render(contents, "live_body.html", **more)
-    except (CoterieError, OSError, KeyError, ValueError):  # a file is being written
+        with blame(folder):
+            live = describe_progress(contents)
+            # Late clients stand at the top of this page; that a run goes on is said there, too.
+            more = {"live": live, "faults": []} | ({"missing": []} if live["going"] else {})
+            return render(contents, "live_body.html", **more)
+    except (CoterieError, OSError):  # a file is being written
         return "<main><p class='notice'>The run folder cannot be read at the moment.</p></main>"
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from coterie.report.table import format_value
 from coterie.report.verdict import ARMS
 from coterie.report.why import Why
 from coterie.report.words import describe_result, join_words, name_way
+from coterie.running.files import blame, write
 from coterie.running.progress import duration, megabytes
 
 HERE = Path(__file__).parent
@@ -41,13 +43,22 @@ def write_report(contents: Contents, out: str | Path) -> Path:
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"Report: the file must end in .html. Got {out.name!r}.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(contents), encoding="utf-8")
+    write(out, render(contents).encode(), 0o666)  # a link there is replaced, not followed
     return out
 
 
 def render(contents: Contents, part: str = "page.html", **more: Any) -> str:
     """The page, or a part of it, as HTML."""
-    pages = Environment(
+    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
+    with blame(contents.name):
+        return _pages().get_template(part).render(
+            **{**describe(contents), "style": style, **more}
+        )
+
+
+@cache
+def _pages() -> Environment:
+    return Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
         undefined=StrictUndefined,
@@ -55,8 +66,6 @@ def render(contents: Contents, part: str = "page.html", **more: Any) -> str:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return pages.get_template(part).render(**{**describe(contents), "style": style, **more})
 
 
 def _shown(value: Any) -> Any:
