@@ -111,7 +111,7 @@ class FedPAC(Algorithm):
 
     # client
 
-    @task
+    @task(reveals="label counts")
     def update(
         self, client: Client, body: Params, head: Params, prototypes: Tensor, known: Tensor
     ) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class FedProto(Algorithm):
             "trained": torch.tensor(False),
         }
 
-    @task
+    @task(reveals="label counts")
     def update(self, client: Client, prototypes: Tensor, known: Tensor) -> Reply:
         batch = client.train
         params = self.train(client, batch, prototypes, known)

@@ -149,7 +149,7 @@ class PACFL(Algorithm):
 
     # client
 
-    @task(stackable=False, phase="cluster")
+    @task(stackable=False, phase="cluster", reveals="directions of each class")
     def directions(self, client: Client) -> dict[str, Tensor]:
         """The leading directions of the inputs of each class, [c, p, d]; the rest is zero."""
         batch = client.train

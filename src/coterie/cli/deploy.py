@@ -14,6 +14,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Deployment = Annotated[Path, typer.Argument(help="A folder made by coterie deploy init.")]
+Answer = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A task or question that nodes answer, or 'all'; may be repeated. Default: all that "
+        "tell nothing about single classes or rows, such as label counts."
+    ),
+]
 Name = Annotated[str, typer.Option(help="The client's name.")]
 
 
@@ -89,6 +96,7 @@ def up(
         list[str] | None,
         typer.Option(help="A package or module of your own that the run uses. May be repeated."),
     ] = None,
+    answer: Answer = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use no TLS and no node keys. Only for this machine.")
     ] = False,
@@ -147,6 +155,7 @@ def up(
         port=port,
         insecure=insecure,
         allow=tuple(allow or ()),
+        answers=tuple(answer or ()),
         also=tuple(also.split(",")) if also else (),
         database=database,
         stock=stock,
@@ -316,6 +325,7 @@ def node(
         list[str] | None,
         typer.Option(help="A package or module whose code the run may use. May be repeated."),
     ] = None,
+    answer: Answer = None,
     stock: Annotated[
         bool,
         typer.Option("--stock", help="Use Flower's own SuperNode. Slower, and it runs apps."),
@@ -341,6 +351,7 @@ def node(
         certificate=certificate,
         key=key,
         allow=tuple(allow or ()),
+        answers=tuple(answer or ()),
         stock=stock,
     )
 

@@ -126,6 +126,7 @@ class TaskInfo(NamedTuple):
     home: bool = False  # a real client also passes its folder
     finite: bool = True  # False: some values of a reply may be nan or infinite
     samples: tuple[str, ...] = ()  # parts of a reply, besides "n", that are numbers of samples
+    reveals: str = ""  # what a reply tells about single classes or rows; nodes refuse to send it
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,9 +135,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 @overload
 def task(function: F) -> F: ...
 @overload
-def task(*, stackable: bool = ..., phase: str = ..., finite: bool = ...) -> Callable[[F], F]: ...
 def task(
-    function: Any = None, *, stackable: bool = True, phase: str = "train", finite: bool = True
+    *, stackable: bool = ..., phase: str = ..., finite: bool = ..., reveals: str = ...
+) -> Callable[[F], F]: ...
+def task(
+    function: Any = None,
+    *,
+    stackable: bool = True,
+    phase: str = "train",
+    finite: bool = True,
+    reveals: str = "",
 ) -> Any:
     """Mark a method `(self, client, *given) -> dict | Reply` as work of one client.
 
@@ -151,11 +159,14 @@ def task(
     finite
         False if a reply may have values that are nan or infinite. Otherwise such a reply is left
         out and its client named, unless half of the replies are like that.
+    reveals
+        What a reply tells about single classes or rows, such as "label counts". Real clients
+        refuse such a task unless their owner allows it.
     """
 
     def mark(function: F) -> F:
         function.__task__ = TaskInfo(  # type: ignore[attr-defined]
-            function.__name__, stackable, phase, finite=finite
+            function.__name__, stackable, phase, finite=finite, reveals=reveals
         )
         return function
 

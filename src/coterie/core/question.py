@@ -26,6 +26,7 @@ def question(
     home: bool = False,
     finite: bool = True,
     samples: tuple[str, ...] = (),
+    reveals: str | Callable[[Mapping[str, Any]], str] = "",
 ) -> Callable[[F], F]:
     """Register a function `(method, client, *given, **arguments) -> dict | Reply`.
 
@@ -45,6 +46,8 @@ def question(
     samples
         Names in the reply, besides "n", of numbers of samples. They are checked against what the
         client declared when it joined.
+    reveals
+        As in `task`; or a function of the arguments that returns it.
     """
 
     def register(function: F) -> F:
@@ -52,6 +55,7 @@ def question(
         function.__question__ = TaskInfo(  # type: ignore[attr-defined]
             label, stackable, phase, home=home, finite=finite, samples=samples
         )
+        function.__reveals__ = reveals  # type: ignore[attr-defined]
         QUESTIONS[f"{function.__module__}:{function.__name__}"] = function
         return function
 
@@ -85,7 +89,9 @@ class Question:
     @property
     def info(self) -> TaskInfo:
         """How to run it."""
-        info = _registered(self.function)._replace(split=self.split)
+        found = getattr(self.function, "__reveals__", "")
+        reveals = found(self.arguments) if callable(found) else found
+        info = _registered(self.function)._replace(split=self.split, reveals=reveals)
         return info if self.stackable is None else info._replace(stackable=self.stackable)
 
     def __call__(self, client: Any, *given: Any) -> "dict[str, Any] | Reply":

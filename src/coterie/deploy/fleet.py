@@ -159,6 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--key", type=Path)
     parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--answer", action="append", default=[])
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     options = parser.parse_args(arguments)
     check_version()
@@ -170,7 +171,8 @@ def main(arguments: list[str] | None = None) -> None:
         home, key = options.home, options.key
         if len(names) > 1:
             home, key = home / name, None if key is None else key / name
-        worker = Worker(home.resolve(), name, options.data, tuple(options.allow))
+        allow, answers = tuple(options.allow), tuple(options.answer)
+        worker = Worker(home.resolve(), name, options.data, allow, answers)
         attendants.append(
             Attendant(worker, options.superlink, options.certificate, key, turn, stop)
         )

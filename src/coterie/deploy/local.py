@@ -71,6 +71,7 @@ class Deployment:
         port: int | None = None,
         insecure: bool = False,
         allow: tuple[str, ...] = (),
+        answers: tuple[str, ...] = (),
         also: tuple[str, ...] = (),
         database: bool = False,
         stock: bool = False,
@@ -89,6 +90,8 @@ class Deployment:
             Use no TLS and no node keys.
         allow
             Packages whose code nodes may run.
+        answers
+            Tasks and questions that nodes answer, as for a worker.
         also
             Further names of this machine, for its certificate.
         database
@@ -114,6 +117,7 @@ class Deployment:
                 "port": port or free_port(_near(host)),
                 "insecure": insecure,
                 "allow": allow,
+                "answers": answers,
                 "database": database,
                 "stock": stock,
                 "data": data,
@@ -237,6 +241,7 @@ class Deployment:
             self.certificate,
             None if plan["insecure"] else key,
             tuple(plan["allow"]),
+            tuple(plan.get("answers", ())),
             plan["stock"],
         )
         more = f"-and-{len(names) - 1}-more" if len(names) > 1 else ""

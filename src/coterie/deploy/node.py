@@ -74,6 +74,7 @@ def run_node(
     certificate: Path | None,
     key: Path | None,
     allow: tuple[str, ...] = (),
+    answers: tuple[str, ...] = (),
     stock: bool = False,
 ) -> None:
     """Keep a node running until it is stopped.
@@ -83,9 +84,9 @@ def run_node(
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stock:
-        parts = _stock_parts(home, name, data, superlink, certificate, key, allow)
+        parts = _stock_parts(home, name, data, superlink, certificate, key, allow, answers)
     else:
-        command = node_command(home, name, data, superlink, certificate, key, allow)
+        command = node_command(home, name, data, superlink, certificate, key, allow, answers)
         parts = [Part("node", [*command, "--with-parent"], environment(home / "flower"))]
     _keep(parts)
 
@@ -98,6 +99,7 @@ def node_command(
     certificate: Path | None,
     key: Path | None,
     allow: tuple[str, ...],
+    answers: tuple[str, ...] = (),
     stock: bool = False,
 ) -> list[str]:
     """The command that runs a node."""
@@ -105,7 +107,11 @@ def node_command(
     command = [sys.executable, "-m", module, str(home), names, data, superlink]
     command += [] if certificate is None else ["--certificate", str(certificate)]
     command += [] if key is None else ["--key", str(key)]
-    return command + [word for package in allow for word in ("--allow", package)]
+    return command + _repeat("--allow", allow) + _repeat("--answer", answers)
+
+
+def _repeat(option: str, values: tuple[str, ...]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 def _stock_parts(
@@ -116,6 +122,7 @@ def _stock_parts(
     certificate: Path | None,
     key: Path | None,
     allow: tuple[str, ...],
+    answers: tuple[str, ...],
 ) -> list[Part]:
     """The processes of a stock node: worker, relays and Flower's SuperNode."""
     if any(letter in f"{name}{home}" for letter in "\"'\n=,"):
@@ -124,7 +131,7 @@ def _stock_parts(
         )
     env = environment(home / "flower")
     worker = [sys.executable, "-m", "coterie.deploy.worker", str(home), name, data]
-    worker += [word for package in allow for word in ("--allow", package)]
+    worker += _repeat("--allow", allow) + _repeat("--answer", answers)
     node = [tool("flower-supernode"), "--superlink", superlink]
     node += ["--host", "127.0.0.1", "--port", str(free_port())]
     node += ["--node-config", f'name="{name}" home="{home}"']
@@ -173,6 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--key", type=Path)
     parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--answer", action="append", default=[])
     given: Any = parser.parse_args(arguments)
     run_node(
         given.home,
@@ -182,6 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
         certificate=given.certificate,
         key=given.key,
         allow=tuple(given.allow),
+        answers=tuple(given.answer),
         stock=True,
     )
 

@@ -37,6 +37,7 @@ from coterie.deploy.personal import prepare
 from coterie.engines.relay import ADDRESS_FILE, KEY_FILE, PROTOCOL, Envelope, private, receive, send
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Settings, build_algorithm, make_data
+from coterie.running.files import parse_json
 from coterie.running.folder import write
 
 TRIAL = "run"
@@ -79,6 +80,31 @@ class Journal:
         return self.folder / f"{entry:020d}.safetensors"
 
 
+class Refusal(CoterieError):
+    """A node does not answer what it is asked."""
+
+
+def refuse(described: dict[str, Any], reveals: str, answers: tuple[str, ...]) -> None:
+    """Raise an error if a node's owner does not want a task to be answered.
+
+    `answers`: names of tasks and questions that may be answered, or "all". Empty: all but those
+    that tell about single classes or rows.
+    """
+    name = task_name(described)
+    if "all" in answers or name in answers:
+        return
+    if answers:
+        raise Refusal(
+            f"its owner does not let it answer '{name}', only {', '.join(answers)}. The "
+            f"owner can add: --answer {name}"
+        )
+    if reveals:
+        raise Refusal(
+            f"its owner does not let it answer '{name}', which would send {reveals}. The owner can "
+            "start the node with --answer all, or name what it answers"
+        )
+
+
 class Room:
     """One run of one client."""
 
@@ -89,6 +115,7 @@ class Room:
         setup: dict[str, Any],
         folder: Path,
         allow: tuple[str, ...],
+        answers: tuple[str, ...] = (),
     ) -> None:
         description = setup["description"]
         settings = construct(Settings, dict(description.get("run", {})))
@@ -102,7 +129,7 @@ class Room:
                 f"{card.sample_shape}, as in the run. Got {data.task}, with samples of shape "
                 f"{data.sample_shape}. Start the node with other data."
             )
-        self.folder, self.allow = folder, allow
+        self.folder, self.allow, self.answers = folder, allow, answers
         # The worker has refused code of packages that this node does not allow.
         self.algorithm = build_algorithm(description, card, find_imports(description))
         self.fed = Simulation(data, settings.seed, stack=False, chunk=1)
@@ -122,6 +149,9 @@ class Room:
             before = dict(memory.tentative)
             try:
                 results.append({"sent": self._do(call, trees)})
+            except Refusal as refusal:
+                print(f"refused: {refusal}", flush=True)
+                results.append({"error": str(refusal), "refused": True})
             except Exception as error:
                 memory.tentative = before
                 traceback.print_exc()
@@ -135,6 +165,7 @@ class Room:
 
     def _do(self, described: dict[str, Any], trees: dict[str, Tree]) -> Tree:
         task = find_task(described["task"], self.algorithm, self.folder, self.allow)
+        refuse(described["task"], info_of(task).reveals, self.answers)
         given = tuple(
             row(trees[part["blob"]], part["row"]) if "row" in part else trees[part["blob"]]
             for part in described["given"]
@@ -160,10 +191,20 @@ class Worker:
         or "run": the client's part of the data in the run file, for trials.
     allow
         Packages whose code a run file may use, in addition to Coterie.
+    answers
+        Names of the tasks and questions that are answered, or "all"; see `refuse`.
     """
 
-    def __init__(self, home: Path, name: str, data: str, allow: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        data: str,
+        allow: tuple[str, ...] = (),
+        answers: tuple[str, ...] = (),
+    ) -> None:
         self.home, self.name, self.data, self.allow = home, name, data, ("coterie", *allow)
+        self.answers = answers
         self.round: Any = None
         self.trees: dict[str, Tree] = {}  # what the server sent in this round, by checksum
         self.rooms: dict[str, Room] = {}
@@ -214,13 +255,14 @@ class Worker:
 
     def _open(self, key: str, run: str, blob: bytes) -> None:
         try:
-            setup = json.loads(blob)
+            setup = parse_json(blob, "the description of the run")
             if not re.fullmatch(r"[0-9a-f]{1,64}", run):
                 raise ConfigError("the name of a run must be a hexadecimal number")
             self._refuse_foreign(setup["description"])
             data = self._read(setup)
-            self.rooms = {key: Room(self.name, data, setup, self.home / "runs" / run, self.allow)}
-        except (CoterieError, KeyError, TypeError, ValueError) as error:
+            folder = self.home / "runs" / run
+            self.rooms = {key: Room(self.name, data, setup, folder, self.allow, self.answers)}
+        except (CoterieError, AttributeError, KeyError, TypeError, ValueError) as error:
             traceback.print_exc()
             self.broken[key] = f"{type(error).__name__}: {error}"
 
@@ -298,9 +340,12 @@ def listen(worker: Worker) -> None:
 
 def describe_calls(head: dict[str, Any]) -> str:
     """The names of the tasks and questions of a message, for the log."""
-    tasks = [call["task"] for call in head.get("calls", ())]
-    names = [str(task.get("name") or task["question"].partition(":")[2]) for task in tasks]
-    return " ".join(names) or "hello"
+    return " ".join(task_name(call["task"]) for call in head.get("calls", ())) or "hello"
+
+
+def task_name(described: dict[str, Any]) -> str:
+    """The name of a task, or of a question without its module."""
+    return str(described.get("name") or described["question"].partition(":")[2])
 
 
 def follow(parent: int, leave: Any) -> None:
@@ -317,9 +362,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name")
     parser.add_argument("data")
     parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--answer", action="append", default=[])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    listen(Worker(options.home, options.name, options.data, tuple(options.allow)))
+    allow, answers = tuple(options.allow), tuple(options.answer)
+    listen(Worker(options.home, options.name, options.data, allow, answers))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ class Remote(Federation):
         self._clock = 0
         self._saved: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._missing = ""
+        self._refusals: set[tuple[int, str]] = set()
         self._forget()
 
     # clients that are connected
@@ -505,7 +506,12 @@ class Remote(Federation):
         for result, name, expected in zip(results, parcel.names, parcel.expected, strict=True):
             if "error" in result:
                 replies.append(None)
-                self._note(parcel, f"failed: {_cut(str(result['error']))}")
+                said = _cut(str(result["error"]))
+                if result.get("refused") is True:
+                    self._note(parcel, f"refuses: {said}")
+                    self._warn_of_refusal(parcel.client, name, said)
+                else:
+                    self._note(parcel, f"failed: {said}")
                 continue
             most = MOST_LEAVES if expected is None else len(expected)
             reply = wire.load(answer.blobs[result["blob"]], leaves=most)
@@ -518,6 +524,12 @@ class Remote(Federation):
         self._held[parcel.client] |= set(parcel.needed)
         self.memory.keep(parcel.client, {"heard": torch.tensor(number)})
         return []
+
+    def _warn_of_refusal(self, client: int, task: str, said: str) -> None:
+        """Say once that a client does not answer a task; that is its right, and no fault."""
+        if (client, task) not in self._refusals:
+            self._refusals.add((client, task))
+            warnings.warn(f"{task}: '{self.names[client]}' refuses: {said}.", stacklevel=5)
 
     def _blame(self, parcel: Parcel, why: str) -> None:
         """Count a fault of a client; its answer is lost."""

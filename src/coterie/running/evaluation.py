@@ -1,7 +1,7 @@
 """Evaluation: each client's own model on its own test data. It never changes a run."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,11 @@ class Scores(NamedTuple):
 KEY = "exam"
 
 
-@question(phase="evaluation", key=KEY)
+def _reveal_rows(arguments: Mapping[str, Any]) -> str:
+    return "the loss of each row" if arguments.get("rows") else ""
+
+
+@question(phase="evaluation", key=KEY, reveals=_reveal_rows)
 def score(
     algorithm: Algorithm, client: Client, given: Tree, test: Batch, *, kind: str, rows: int = 0
 ) -> dict[str, Tensor]:
@@ -143,7 +147,7 @@ def evaluate_later(
         fed.ask_later(ask, given, to=ids, then=lambda *said: then(_scores(ids, *said)))
 
 
-@question(phase="evaluation", key="labels")
+@question(phase="evaluation", key="labels", reveals="label counts")
 def count_labels(algorithm: Algorithm, client: Client, *, n_classes: int) -> dict[str, Tensor]:
     """Count each class in a client's training data, for the description of groups."""
     classes = torch.arange(n_classes)
@@ -287,7 +291,7 @@ def _rows(tree: Any, keep: Tensor) -> Any:
     return tree_map(lambda leaf: leaf.flatten(0, 1)[keep], tree)
 
 
-@question(stackable=False, phase="evaluation", key="components")
+@question(stackable=False, phase="evaluation", key="components", reveals="a component per row")
 def label_samples(
     algorithm: Algorithm, client: Client, given: Tree, length: Tensor
 ) -> dict[str, Tensor]:

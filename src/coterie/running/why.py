@@ -108,7 +108,7 @@ def sum_columns(
     return _moments(x, present, _units(rows), least)
 
 
-@question(stackable=False, phase="evaluation", key="why")
+@question(stackable=False, phase="evaluation", key="why", reveals="label counts")
 def sum_labels(
     method: Any, client: Client, rows: Batch, *, n_classes: int, least: int
 ) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def sum_labels(
     return _moments(y, torch.ones_like(y), unit, least)
 
 
-@question(stackable=False, phase="evaluation", key="why")
+@question(stackable=False, phase="evaluation", key="why", reveals="label counts")
 def sum_predictions(
     method: Any, client: Client, models: Tree, rows: Batch, *, n_classes: int, least: int
 ) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def sum_predictions(
     return _moments(errors, torch.ones_like(errors), unit, least)
 
 
-@question(stackable=False, phase="evaluation", key="why")
+@question(stackable=False, phase="evaluation", key="why", reveals="label counts")
 def average_images(
     method: Any, client: Client, rows: Batch, *, n_classes: int, least: int
 ) -> dict[str, Tensor]:

@@ -477,7 +477,7 @@ class Blend(Algorithm):
         code = self.vae.apply(vae, batch.x).mean.double()
         return {"mean": (code * batch.share()[:, None]).sum(0), "n": batch.size}
 
-    @task(phase="cluster")
+    @task(phase="cluster", reveals="label counts")
     def moments(self, client: Client, vae: Params, classes: Tensor) -> dict[str, Tensor]:
         code = self.vae.apply(vae, client.train.x).mean.double()  # [n, d]
         sent = start.describe_codes(code, client.train)
