@@ -45,6 +45,7 @@ class Part(NamedTuple):
     name: str
     kind: str  # "model", "per class", "per cluster", "count" or "numbers"
     shape: tuple[int, ...]  # of the largest leaf
+    reveals: bool  # something about single classes or rows, so that nodes refuse it
 
 
 class Listening(Simulation):
@@ -53,7 +54,7 @@ class Listening(Simulation):
     def __init__(self, data: Any, weights: set[str], supervised: bool) -> None:
         super().__init__(data)
         self.weights, self.supervised = weights, supervised
-        self.parts: dict[tuple[str, str], tuple[str, str, tuple[int, ...]]] = {}
+        self.parts: dict[tuple[str, str], tuple[str, str, tuple[int, ...], bool]] = {}
 
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for position, reply in super().exchange(call):
@@ -64,7 +65,8 @@ class Listening(Simulation):
                     continue
                 largest = max(leaves, key=lambda leaf: leaf[1][0].numel())[1][0]
                 kind = self._kind(name, leaves)
-                self.parts[asked.__name__, name] = call.phase, kind, tuple(largest.shape)
+                found = call.phase, kind, tuple(largest.shape), bool(call.info.reveals)
+                self.parts[asked.__name__, name] = found
             yield position, reply
 
     def _kind(self, name: str, leaves: list[tuple[tuple[str, ...], Tensor]]) -> str:
@@ -89,8 +91,8 @@ def list_parts(method: str) -> list[Part]:
     *_, state = states(algorithm, fed, ROUNDS)
     evaluate(algorithm, fed, state, problem.data.task)
     return [
-        Part(method, task, phase, name, kind, shape)
-        for (task, name), (phase, kind, shape) in fed.parts.items()
+        Part(method, task, phase, name, kind, shape, reveals)
+        for (task, name), (phase, kind, shape, reveals) in fed.parts.items()
     ]
 
 
@@ -117,8 +119,11 @@ def write_page(methods: list[str]) -> str:
         "- **count**: a number of rows.",
         "- **numbers**: everything else: losses, choices, centres.",
         "",
-        "In a deployment a survey keeps label counts on the clients, unless a user asks for them",
-        '(`lens="conditional"`). The table shows the simulation, which sends them.',
+        "The table shows the simulation. Real clients refuse questions marked with \\*, which reveal",
+        "something about single classes, unless their owner allows it (`coterie deploy node",
+        "--answer`). A survey asks real clients another question, which has no label counts, unless",
+        'a user wants them (`lens="conditional"`). With `--answer` an owner can also list the only',
+        "questions that a node answers, by the names in this table.",
         "",
         "| method | question to the client | part of the reply | kind | shape here |",
         "|---|---|---|---|---|",
@@ -131,12 +136,14 @@ def write_page(methods: list[str]) -> str:
             first = f"`{method}`" if not number else ""
             shape = " x ".join(map(str, part.shape)) or "one number"
             kind = f"**{part.kind}**" if part.kind.startswith("per ") else part.kind
-            lines.append(f"| {first} | `{part.task}` | `{part.name}` | {kind} | {shape} |")
+            mark = " \\*" if part.reveals else ""
+            lines.append(f"| {first} | `{part.task}`{mark} | `{part.name}` | {kind} | {shape} |")
     lines += [
         "",
         "All methods: an evaluation sends the loss, the accuracy and the number of rows of every",
         "client, for its test rows and its training rows. The simulation also counts labels",
-        f"(`{count_labels.__name__}`) to describe groups; real clients are not asked for them.",
+        f"(`{count_labels.__name__}`) to describe groups; real clients are not asked for them, and",
+        "refuse to send them. They also refuse to send the loss of each row.",
         "",
     ]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """A run folder from a stranger: no code runs, nothing outside is touched, every refusal is ours."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import coterie
 from coterie.core.errors import ConfigError, CoterieError, DataError
 from coterie.fitted import fit_run
 from coterie.report.cards import show_run
+from coterie.report.html import live, read_contents, write_report
 from coterie.running.build import build
 from coterie.running.files import RUN_FILE, blame, read
 from coterie.running.folder import RunFolder
@@ -322,3 +324,90 @@ def _error(act, *args):
     except CoterieError as error:
         return error
     return None
+
+
+# The page about a run, and the live one
+
+
+def test_a_report_replaces_a_link_and_does_not_follow_it(folder):
+    victim = folder.parent / "victim.txt"
+    victim.write_text("years of work")
+    (folder / "report.html").symlink_to(victim)
+    write_report(read_contents(folder), folder / "report.html")
+    assert victim.read_text() == "years of work"
+    assert not (folder / "report.html").is_symlink()
+    assert "<html" in (folder / "report.html").read_text()
+
+
+def test_a_report_needs_room_for_a_file(folder):
+    (folder / "report.html").mkdir()
+    refused(folder, lambda _: write_report(read_contents(folder), folder / "report.html"),
+            r"report\.html could not be written")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("clients.json", b'{"clients": [5'),
+        ("clients.json", b'{"clients": [5]}'),
+        ("clients.json", b"[]"),
+        ("groups.json", b'{"groups": "\xff"}'),
+        ("groups.json", b'{"groups": [{"group": 1}]}'),
+        ("data.json", b'{"names": 5}'),
+        ("data.json", b'{"names": ["\\ud800"]}'),
+        ("held_out.json", b'{"by_round": 5}'),
+    ],
+)
+def test_a_page_about_damaged_results_is_refused(folder, name, content):
+    (folder / "final" / name).write_bytes(content)
+    reseal(folder)
+    out = folder.parent / "page.html"
+    if name == "held_out.json":
+        with contextlib.suppress(CoterieError):  # not every page shows it
+            write_report(read_contents(folder), out)
+    else:
+        refused(folder, lambda _: write_report(read_contents(folder), out), "is damaged")
+    assert "<main" in live.show(folder)  # says that it cannot be read
+
+
+def test_a_list_of_names_that_is_a_pipe_is_not_waited_for(folder):
+    (folder / "summary.json").unlink()
+    (folder / "names.json").unlink()
+    os.mkfifo(folder / "names.json")
+    assert read_contents(folder).names == []
+
+
+@pytest.mark.parametrize("name", ["why.json", "verdict.json"])
+@pytest.mark.parametrize("content", [b"{", b"{}", b'"\xff"', b"[" * 100_000, b'{"groups": [5]}'])
+def test_damaged_answers_are_named(folder, name, content):
+    (folder / "final" / name).write_bytes(content)
+    reseal(folder)
+    fit = coterie.load(folder)
+    refused(fit, lambda fit: fit.why if name == "why.json" else fit.verdict, f"{name} is damaged")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"names": [["a"]]}, "names"),
+        ({"n_outputs": "x"}, "n_outputs"),
+        ({"truth": ["x"]}, "truth"),
+        ({"notes": [5]}, "notes"),
+    ],
+)
+def test_a_data_card_of_other_types_is_refused(folder, change, field):
+    edit(folder / "final" / "data.json", lambda card: card.update(change))
+    reseal(folder)
+    refused(folder, coterie.load, rf"final/data\.json is damaged.*{field}")
+
+
+def test_rules_of_other_types_are_refused(folder):
+    edit(folder / "final" / "data.json", lambda card: card["encoder"].update(dtype=5.0))
+    reseal(folder)
+    refused(folder, coterie.load, r"final/data\.json is damaged.*dtype")
+
+
+def test_half_a_character_is_no_text(folder):
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "note": "\ud800"}))
+    refused(folder, coterie.load, r"run\.json is damaged: it contains text that is not Unicode")
