@@ -51,9 +51,7 @@ def render(contents: Contents, part: str = "page.html", **more: Any) -> str:
     """The page, or a part of it, as HTML."""
     style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
     with blame(contents.name):
-        return _pages().get_template(part).render(
-            **{**describe(contents), "style": style, **more}
-        )
+        return _pages().get_template(part).render(**{**describe(contents), "style": style, **more})
 
 
 @cache
