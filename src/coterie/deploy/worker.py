@@ -7,7 +7,6 @@ only its owner can open, and a process that connects must know the key in the no
 """
 
 import argparse
-import json
 import os
 import re
 import secrets

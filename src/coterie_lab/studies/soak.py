@@ -3,7 +3,8 @@
     python -m coterie_lab.studies.soak --rounds 3000 10000 --json benchmarks/figures/soak.json
 
 CLoVE with half of 18 clients a round, evaluation and a checkpoint after every round, in a process
-of its own for each length. The slope is that of a line through memory after the first 30 % of rounds.
+of its own for each length. The slope is that of a line through memory after the first 30 % of the
+rounds.
 """
 
 import argparse
