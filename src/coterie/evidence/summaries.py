@@ -9,7 +9,8 @@ they are one observation.
 These functions take padded rows with a mask, and work on one client or, by `vmap`, on many.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,12 @@ class Summary(NamedTuple):
     counts: Tensor  # [f, c]  rows
     mean: Tensor  # [f, c, r]  of their values; zero where there are none
     scatter: Tensor  # [c, r, r]  products of deviations from these means, summed over rows
+
+
+def reveal(arguments: Mapping[str, Any]) -> str:
+    """What the answer to a survey tells about classes, by its lens: of rows as a whole, nothing."""
+    by_class = arguments.get("lens", "auto") in ("auto", "conditional")
+    return "label counts" if by_class else ""
 
 
 def average_units(rows: Rows) -> Rows:

@@ -9,7 +9,7 @@ Networks are added until two halves of them give the same answer: 16, then 32, t
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -34,6 +34,7 @@ from coterie.evidence.summaries import (
     assign_folds,
     average_units,
     pack,
+    reveal,
     select,
     share_rows,
     summarise,
@@ -69,13 +70,7 @@ Answers: TypeAlias = dict[Statistic, Summary]
 # asking
 
 
-def _reveal(arguments: Mapping[str, Any]) -> str:
-    """What an answer tells about classes: with a lens on rows as a whole, nothing."""
-    counts = arguments.get("lens", "auto") in ("auto", "conditional")
-    return "label counts" if counts else ""
-
-
-@question(phase="cluster", key="survey", samples=("count", "share_count"), reveals=_reveal)
+@question(phase="cluster", key="survey", samples=("count", "share_count"), reveals=reveal)
 def probe_seeded(
     method: Any,
     client: Client,
