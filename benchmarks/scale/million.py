@@ -10,6 +10,7 @@ Stopped and started again, it goes on where it was.
 
 import argparse
 import json
+import resource
 import statistics
 import time
 from typing import Any
@@ -152,8 +153,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=CASES, help="cases to measure")
     parser.add_argument("--case", help="measure this one here, without storing it")
+    parser.add_argument("--most", type=int, default=11, help="GB of memory a case may take")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_DATA, (options.most << 30, options.most << 30))
     if options.case is None:
         for case in options.only:
             alone(__file__, "million", case)

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -328,3 +330,19 @@ def test_features_and_output_come_from_one_pass():
     features, output = model.features_and_output(params, TOKENS)
     assert torch.equal(features, model.features(params, TOKENS))
     assert torch.equal(output, model.apply(params, TOKENS))
+
+
+def test_a_model_in_use_can_be_sent_to_another_process():
+    model = Model(Net)
+    params = model.init(KEY)
+    mask = torch.ones(3, dtype=torch.bool)
+
+    def slope(key):
+        with training(mask, key):
+            weights = {name: leaf for name, leaf in params.items() if leaf.is_floating_point()}
+            rest = {name: leaf for name, leaf in params.items() if name not in weights}
+            return torch.func.grad(lambda own: model.apply({**rest, **own}, TOKENS).sum())(weights)
+
+    torch.vmap(slope)(torch.stack([KEY, fold(KEY, 1)]))  # leaves the tensors of a stack behind
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin.apply(params, TOKENS), model.apply(params, TOKENS))

@@ -159,6 +159,10 @@ class Model:
         }
         set_(self, "_clustered", clustered)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy for another process is built anew: networks in use hold the tensors of a stack."""
+        return type(self), (self.module, self.loss, self.head, self.dtype, self.made_from)
+
     def _draw(self, seed: int) -> nn.Module:
         """The module with newly drawn weights; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):

@@ -50,9 +50,14 @@ def connect(address: str | None, shards: int) -> Any:
             ray.init(address=address, **quiet)
     except Exception as error:
         where = "on this machine" if address is None else f"at {address}"
-        reason = str(error).strip().splitlines()[0]
-        raise FederationError(f"Ray {where} cannot be reached: {reason}") from error
+        raise FederationError(f"Ray {where} cannot be reached: {_brief(error)}") from error
     return ray
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error of Ray, as a sentence."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".") + "."
 
 
 def _keep_to_this_machine() -> None:
@@ -145,18 +150,32 @@ class Actors(Pool):
         errors = self.ray.exceptions
         try:
             return self.ray.get(ticket)
-        except (errors.ActorDiedError, errors.ActorUnavailableError, errors.WorkerCrashedError):
+        except (
+            errors.ActorDiedError, errors.ActorUnavailableError, errors.WorkerCrashedError,
+            errors.OutOfMemoryError,  # Ray ends the largest process before memory runs out
+        ):  # fmt: skip
             raise Lost from None
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, CoterieError):
                 raise cause from None
             raise TaskError(f"A shard failed: {cause!r}") from error
+        except errors.RayError as error:
+            raise FederationError(
+                f"Ray has failed: {_brief(error)} The run can be resumed."
+            ) from error
 
     def restart(self, shard: int) -> None:
         if shard in self._hosts:
             self.ray.kill(self._hosts[shard])
-        self.take(self._begin(shard))
+        try:
+            self.take(self._begin(shard))
+        except Lost:
+            raise FederationError(
+                f"Shard {shard + 1} of {len(self._parts)} could not be started. Most likely memory "
+                "is short: every shard needs some for PyTorch and the data; see: coterie plan. Use "
+                "fewer shards, or more machines."
+            ) from None
 
     def close(self) -> None:
         for host in self._hosts.values():

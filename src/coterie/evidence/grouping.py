@@ -209,8 +209,8 @@ def agree(first: Grouping, second: Grouping) -> float:
     if first.n_groups is None or second.n_groups is None:
         return 0.0
     a, b = first.labels, second.labels
-    if bool(((a[:, None] == a) == (b[:, None] == b)).all()):
-        return 1.0
+    if len(torch.stack([a, b], 1).unique(dim=0)) == len(a.unique()) == len(b.unique()):
+        return 1.0  # the same sets, under other names
     return max(0.0, float(adjusted_rand_score(a.numpy(), b.numpy())))
 
 
