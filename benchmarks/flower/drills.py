@@ -3,9 +3,11 @@
 All drills use one federation on loopback, with TLS and node keys: four clients with digits in two
 orientations, and six rounds of `census` each. Killed processes restart by themselves. A drill is
 passed if the run finishes, the groups are the two orientations (adjusted Rand index 1 over all
-clients that trained), and no client is counted twice in an exchange. In the first twenty drills a
-node, the server app, or both are killed, or a node stops answering. In the others the SuperLink is
-killed, and the supervisor starts it again. `--stock` repeats the twenty with Flower's own nodes.
+clients that trained), no client is counted twice in an exchange, and the final state has the bits
+of a simulation. A client that does not answer within the deadline is missing in this exchange: then
+the simulation leaves out the same replies. In the first twenty drills a node, the server app, or
+both are killed, or a node stops answering. In the others the SuperLink is killed, and the
+supervisor starts it again. `--stock` repeats the drills with Flower's own nodes.
 """
 
 import argparse
@@ -20,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import describe_run, federation, note, quiet, simulate_run, state_of
+from common import (
+    describe_run,
+    federation,
+    fill,
+    guess_lost,
+    keep,
+    quiet,
+    simulate_run,
+    simulate_without,
+    state_of,
+)
 
 from coterie import metrics
 from coterie.core import wire
@@ -33,6 +45,8 @@ KINDS = ("node killed", "server app killed", "both killed", "never answers", "wo
 LINK = "SuperLink killed"
 TWENTY = 20
 DEADLINE = 25
+PHASES = ("cluster", "train")
+FIGURES = Path(__file__).parents[1] / "figures" / "deployment-drills.jsonl"
 
 
 def process_of(local: Deployment, client: str, part: str) -> int:
@@ -120,7 +134,7 @@ def drill(
     if not line["finished"]:
         return line
     names = json.loads((out / "names.json").read_text())
-    saved = RunFolder(out)._manifests()[-1][1]
+    saved = RunFolder(out).manifests()[-1][1]
     content = wire.load((out / "checkpoint" / saved["state"]).read_bytes())
     found, order = content["state"]["assignment"], [int(name.split("-")[1]) for name in names]
     trained = torch.zeros(len(found))
@@ -129,14 +143,26 @@ def drill(
     some = (found >= 0) & (trained > 0)
     line |= {"rounds": saved["round"], "trained": int(some.sum())}
     line["ari"] = metrics.adjusted_rand(found[some], truth[order][some])
-    line["abandoned"] = sum("abandoned" in entry for entry in RunFolder(out).lines())
     # All answers to a task have one size, so bytes tell how often each client was counted.
     counted = {p: (content["traffic"][f"{p}/up"] / sizes[p]).tolist() for p in sizes}
     line["counted"] = {p: [round(c, 3) for c in counts] for p, counts in counted.items()}
     line["once"] = all(c <= ROUNDS and c == int(c) for part in counted.values() for c in part)
-    line["lost"] = int(sum(ROUNDS - c for c in counted["train"]))
-    line["state"] = state_of(out)[1]
+    missing: dict[str, list[int]] = {}
+    for entry in RunFolder(out).lines():
+        for name in entry.get("missing", ()):
+            missing.setdefault(name, []).append(entry["round"] - 1)
+    line["missing"] = {name: [number + 1 for number in rounds] for name, rounds in missing.items()}
     return line
+
+
+def compare(tables: dict[str, Any], out: Path, line: dict[str, Any], place: Path) -> dict[str, Any]:
+    """Whether a simulation without the same replies ends with the same bits, and how many."""
+    found = state_of(out)
+    missing = {name: [n - 1 for n in rounds] for name, rounds in line["missing"].items()}
+    for number, lost in enumerate(guess_lost(missing, PHASES)):
+        if simulate_without(tables, place / f"{out.name}-{number}", lost) == found:
+            return {"same_bits": True, "lost": len(lost)}
+    return {"same_bits": False, "lost": None}
 
 
 def main() -> None:
@@ -147,35 +173,59 @@ def main() -> None:
     parser.add_argument("--stock", action="store_true", help="with Flower's own nodes")
     parser.add_argument("--database", action="store_true", help="SuperLink with a database")
     parser.add_argument("--first", type=int, default=0, help="number of the first")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file for the lines")
+    parser.add_argument("--page", type=Path, help="write the table into this page, and run nothing")
     options = parser.parse_args()
+    if options.page:
+        fill(options.page, "drills", table(options.figures))
+        return
     tables = describe_run("census", ROUNDS)
     truth = make_data(tables["data"]).truth
     lines = []
-    with tempfile.TemporaryDirectory() as place:
-        expected = simulate_run(tables, Path(place) / "simulated")[1]
-        simulate_run(describe_run("census", 1), Path(place) / "one")  # in a round all answer once
-        traffic = RunFolder(Path(place) / "one").summary()["traffic"]
-        sizes = {phase: traffic[phase]["up"] / 4 for phase in ("train", "cluster")}
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        simulate_run(describe_run("census", 1), place / "one")  # in a round all answer once
+        traffic = RunFolder(place / "one").summary()["traffic"]
+        sizes = {phase: traffic[phase]["up"] / 4 for phase in PHASES}
         kinds = {"stock": options.stock, "database": options.database}
-        with federation(Path(place) / "real", tables, deadline=DEADLINE, **kinds) as local:
+        with federation(place / "real", tables, deadline=DEADLINE, **kinds) as local:
             for number in range(options.first, options.drills):
                 kind = KINDS[number % len(KINDS)] if number < TWENTY else LINK
                 quiet(f"drill {number + 1}: {kind}")
                 line = {
                     "drill": number + 1,
+                    **kinds,
+                    "load": round(os.getloadavg()[0], 1),
                     **drill(local, number, kind, truth, sizes, options.stock),
                 }
-                line["as_undisturbed"] = line.pop("state", None) == expected
+                if line["finished"]:
+                    out = local.folder / f"run-{number:02d}"
+                    line |= compare(tables, out, line, place)
                 lines.append(line)
                 print(json.dumps(line), flush=True)
-                note(options.json, lines)
-    print("| drill | what | finished | ARI | counted once | replies lost | as undisturbed | s |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for line in lines:
-        shown = [line["drill"], f"{line['kind']}, round {line['round']}", line["finished"]]
-        shown += [line.get(k) for k in ("ari", "once", "lost", "as_undisturbed", "seconds")]
-        print("| " + " | ".join(map(str, shown)) + " |")
+                keep(options.figures, lines, ("drill", "stock", "database"))
+    print("\n".join(table(options.figures)))
+
+
+def table(figures: Path) -> list[str]:
+    """The drills by nodes and failure, as a table."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for text in figures.read_text().splitlines():
+        line = json.loads(text)
+        nodes = "stock" if line["stock"] else "fast"
+        nodes += ", database" if line["database"] else ""
+        rows.setdefault((nodes, line["kind"]), []).append(line)
+    heads = "nodes", "failure", "drills", "finished", "right groups", "counted once", "same bits"
+    said = ["| " + " | ".join((*heads, "replies lost")) + " |", "| --- " * 8 + "|"]
+    for (nodes, kind), lines in rows.items():
+        right = sum(line.get("ari") == 1 for line in lines)
+        once, same = (sum(bool(line.get(key)) for line in lines) for key in ("once", "same_bits"))
+        lost = sorted(line["lost"] for line in lines if line.get("lost") is not None)
+        span = " to ".join(map(str, sorted({lost[0], lost[-1]}))) if lost else ""
+        finished = sum(line["finished"] for line in lines)
+        shown = (nodes, kind, len(lines), finished, right, once, same, span)
+        said.append("| " + " | ".join(map(str, shown)) + " |")
+    return said
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 For every setting (method, number of nodes, model) the same run is made in one process, on fast
 nodes, and on stock nodes, one after the other, with TLS and node keys. Cold: a client app without a
 worker, which loads torch and the data for every message. CPU seconds are read from /proc for every
-process of the deployment. With `--parts bytes`, a proxy between the nodes and the SuperLink counts
-bytes, which are compared with the counter of the run and with the data passed to Flower; the bytes
-that idle nodes send are measured first and subtracted.
+process of the deployment. Lines are written to a file as they come, and replace older lines about
+the same; `--page docs/deploying.md` writes the table of all lines into the page. With
+`--parts bytes`, a proxy between the nodes and the SuperLink counts bytes, which are compared with
+the counter of the run and with the data passed to Flower; the bytes that idle nodes send are
+measured first and subtracted.
 """
 
 import argparse
+import itertools
 import json
 import os
 import selectors
@@ -20,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import describe_run, federation, note, quiet, simulate_run, state_of
+from common import describe_run, federation, fill, keep, quiet, simulate_run, state_of
 
 from coterie.deploy.app import write_app
 from coterie.deploy.keys import node_key
@@ -29,6 +32,8 @@ from coterie.deploy.node import node_command
 from coterie.deploy.processes import environment
 from coterie.running.folder import RunFolder
 
+FIGURES = Path(__file__).parents[1] / "figures" / "deployment-times.jsonl"
+KEYS = ("method", "nodes", "model", "kind")
 COLD = '''"""A client app without a worker: everything is loaded for every message."""
 
 from pathlib import Path
@@ -167,33 +172,50 @@ def timed(place: Path, kind: str, tables: dict[str, Any], clients: int) -> dict[
     }
 
 
-def compare(place: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def compare(place: Path, options: argparse.Namespace) -> None:
     """All settings, each in one process and on every kind of node in turn."""
-    lines: list[dict[str, Any]] = []
-    for nodes in options.nodes:
-        for size in options.models:
-            for method in options.methods:
-                tables = describe_run(method, options.rounds)
-                tables["data"] = {**tables["data"], "n_clients": nodes}
-                if size == "large":
-                    tables["model"] = {"name": "mlp", "hidden": [512, 512]}
-                about = {"method": method, "nodes": nodes, "model": size}
-                here = place / "-".join(map(str, about.values()))
-                expected = simulate_run(tables, here / "process")
-                own = seconds(here / "process")
-                alone = {
-                    "first": round(own[0], 2),
-                    "median": round(statistics.median(own[1:-1]), 2),
-                }
-                lines.append({**about, "kind": "in process", **alone})
-                for kind in options.kinds:
-                    quiet(f"{about} {kind}")
-                    found = timed(here, kind, tables, nodes)
-                    equal = found.pop("state") == expected
-                    lines.append({**about, "kind": kind, **found, "same_bits": equal})
-                    print(json.dumps(lines[-1]), flush=True)
-                    note(options.json, lines)
-    return lines
+    for nodes, size, method in itertools.product(options.nodes, options.models, options.methods):
+        tables = describe_run(method, options.rounds)
+        tables["data"] = {**tables["data"], "n_clients": nodes}
+        if size == "large":
+            tables["model"] = {"name": "mlp", "hidden": [512, 512]}
+        about = {"method": method, "nodes": nodes, "model": size}
+        here = place / "-".join(map(str, about.values()))
+        expected = simulate_run(tables, here / "process")
+        own = seconds(here / "process")
+        alone = {"first": round(own[0], 2), "median": round(statistics.median(own[1:-1]), 2)}
+        load = round(os.getloadavg()[0], 1)
+        keep(options.figures, [{**about, "kind": "in process", **alone, "load": load}], KEYS)
+        for kind in options.kinds:
+            quiet(f"{about} {kind}")
+            found = timed(here, kind, tables, nodes)
+            found["same_bits"] = found.pop("state") == expected
+            line = {**about, "kind": kind, **found}
+            print(json.dumps(line), flush=True)
+            keep(options.figures, [line], KEYS)
+
+
+def table(figures: Path) -> list[str]:
+    """All lines as a table: a row for each setting, and columns for each kind of node."""
+    found = {tuple(line[k] for k in KEYS): line for line in map(json.loads, figures.open())}
+    kinds = [k for k in ("fast", "shared", "stock", "cold") if any(key[3] == k for key in found)]
+    heads = ["method", "nodes", "model", "in one process", *kinds]
+    said = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for setting in sorted({key[:3] for key in found}, key=lambda k: (k[1], k[2] != "small", k[0])):
+        shown = [f"`{setting[0]}`", *setting[1:]]
+        alone = found.get((*setting, "in process"))
+        shown.append("" if alone is None else f"{alone['median']:g} s")
+        for kind in kinds:
+            line = found.get((*setting, kind))
+            if line is None:
+                shown.append("")
+                continue
+            cpu = line["cpu_a_round"]
+            parts = "/".join(f"{cpu.get(role, 0):.1f}" for role in ("superlink", "server", "node"))
+            bits = "" if line["same_bits"] else ", OTHER BITS"
+            shown.append(f"{line['median']:g} s ({line['first']:g}), {parts}, {line['load']}{bits}")
+        said.append("| " + " | ".join(map(str, shown)) + " |")
+    return said
 
 
 def counted(place: Path, rounds: int) -> dict[str, Any]:
@@ -252,17 +274,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["clove", "ifca"])
     parser.add_argument("--nodes", nargs="+", type=int, default=[4, 16])
     parser.add_argument("--models", nargs="+", default=["small", "large"])
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file for the lines")
+    parser.add_argument("--page", type=Path, help="write the table into this page, and run nothing")
     options = parser.parse_args()
+    if options.page:
+        fill(options.page, "times", table(options.figures))
+        return
     with tempfile.TemporaryDirectory() as name:
         if "rounds" in options.parts:
-            lines = compare(Path(name), options)
-            print("| method | nodes | model | kind | first round | median | CPU s a round | load |")
-            print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-            for line in lines:
-                keys = ("method", "nodes", "model", "kind", "first", "median")
-                shown = [*(line[k] for k in keys), line.get("cpu_a_round"), line.get("load")]
-                print("| " + " | ".join(map(str, shown)) + " |")
+            compare(Path(name), options)
+            print("\n".join(table(options.figures)))
         if "bytes" in options.parts:
             print("bytes", json.dumps(counted(Path(name), 3)), flush=True)
 

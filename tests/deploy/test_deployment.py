@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -21,10 +22,13 @@ from small_runs import coterie, described, toml
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'coterie[flower]'")
 
+import httpx
+
 from coterie.deploy.keys import node_key
 from coterie.deploy.local import Deployment
 from coterie.deploy.node import node_command
 from coterie.deploy.processes import environment, free_port, start_time, tool
+from coterie.deploy.status import read_status
 
 HERE = Path(newcomer.__file__).parent
 
@@ -84,6 +88,7 @@ def test_a_real_federation(tmp_path):
         keys_and_runs_are_for_their_owner_alone(trial)
         a_node_with_an_unknown_key_is_refused(trial, tmp_path)
         a_stranger_cannot_give_commands(trial, tmp_path)
+        a_stranger_is_refused_at_every_path(trial)
         an_app_of_a_stranger_runs_no_code_on_a_node(trial, tmp_path)
         what_is_killed_is_started_again(trial)
         a_client_fetches_its_model_and_predicts_with_it(trial, tmp_path)
@@ -223,6 +228,25 @@ def a_stranger_cannot_give_commands(deployment, tmp_path):
     assert local.flwr("ls", "deployment").returncode == 0  # the owner can
 
 
+def a_stranger_is_refused_at_every_path(deployment):
+    local = Deployment(deployment)
+    context = ssl.create_default_context(cafile=str(local.certificate))
+    address, answers = f"https://{local.address['superlink']}", {}
+    with httpx.Client(verify=context, base_url=address) as client:
+        for path, methods in client.get("/openapi.json").json()["paths"].items():
+            for method, about in methods.items():
+                kinds = about.get("requestBody", {}).get("content", {"application/json": {}})
+                headers = {"content-type": next(iter(kinds))}
+                answers[path] = client.request(method, path, headers=headers).status_code
+    rooms = {path.split("/")[2] for path in answers if path.startswith("/v1/")}
+    assert rooms == {"control", "fleet", "runtime"}
+    assert {path for path, code in answers.items() if code != 401} == {
+        "/health",
+        "/v1/control/get-login-details",  # says that there is no login
+        "/v1/control/get-auth-tokens",  # likewise
+    }
+
+
 SERVER = """
 import json, time
 from pathlib import Path
@@ -289,7 +313,7 @@ def what_is_killed_is_started_again(deployment):
     end = time.monotonic() + 90
     while time.monotonic() < end:
         time.sleep(0.5)
-        status = local.status()
+        status = read_status(local)
         now = {entry["role"]: entry for entry in status["processes"]}
         online = {node["name"] for node in status["nodes"] if node["status"] == "online"}
         if now["superlink"].get("answers") and online == {"client-0", "client-1"}:

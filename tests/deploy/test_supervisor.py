@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from coterie.deploy.local import Deployment, Role, describe_status
+from coterie.deploy.local import Deployment, Role
 from coterie.deploy.processes import Backoff, alive
+from coterie.deploy.status import describe_status, read_status
 from coterie.deploy.supervisor import Supervisor
 
 
@@ -80,7 +81,7 @@ def test_status_tells_what_is_down_and_what_ended(local):
     entry = entry_of(local, "node-a")
     until(lambda: not alive(entry))
     supervisor.look(server)
-    lines = describe_status(local.status())
+    lines = describe_status(read_status(local))
     assert "DOWN" in lines[0]
-    assert "ended 1 times, last: ended with code 3; start again in 1 s" in lines[0]
+    assert "ended once, last: ended with code 3; start again in 1 s" in lines[0]
     assert lines[-1] == "0 of 3 rounds done, no run is active"

@@ -223,9 +223,9 @@ def run(
 def status(folder: Deployment, json: Json = False) -> None:
     """Show the processes of a deployment, how far its run is, and whose answers are missing."""
     from coterie.deploy.local import Deployment as Local
-    from coterie.deploy.local import describe_status
+    from coterie.deploy.status import describe_status, read_status
 
-    found = Local(folder).status()
+    found = read_status(Local(folder))
     if json:
         import json as json_
 

@@ -27,9 +27,11 @@ from coterie.engines.relay import Envelope, private
 
 SEEN, LOCK, OWN_KEY = "seen.json", "node.lock", "own.key"
 PAUSES = (1.0, 2.0, 5.0, 10.0)  # seconds until the SuperLink is tried again
-SHORTEST, LONGEST, SHARE = 0.03, 3.0, 0.15
-"""Seconds between two polls: a share of the time since the last message, within bounds. So a
-message waits little during a run, and an idle node costs no more than Flower's own."""
+SHORTEST, LONGEST, SHARE, GAP = 0.03, 3.0, 0.15, 4.0
+"""Seconds between two polls: a share of the time since the last message, or of the time between the
+last two (up to `GAP` seconds), if that is longer; within bounds. So a message waits little during a
+run, many nodes do not keep the SuperLink busy with polls, and an idle node costs no more than
+Flower's own."""
 
 
 class Attendant:
@@ -83,15 +85,20 @@ class Attendant:
             self.stop.wait(PAUSES[min(failures, len(PAUSES)) - 1])
 
     def _answer(self, fleet: Fleet) -> None:
+        since, gap = time.monotonic(), 0.0
         while not self.stop.is_set():
             asked = fleet.receive()
+            waited = time.monotonic() - since
             if asked is None:
                 self._note(None)
-                waited = time.monotonic() - fleet.heard
-                self.stop.wait(min(max(SHORTEST, SHARE * waited), LONGEST))
+                if fleet.letters:  # one has come, and is not uploaded as a whole yet
+                    waited, gap = time.monotonic() - fleet.heard, 0.0
+                pause = SHARE * max(waited, gap)
+                self.stop.wait(min(max(SHORTEST, pause), LONGEST))
                 continue
+            gap = min(waited, GAP)
             fleet.reply(asked, self._work(asked))
-            fleet.heard = time.monotonic()
+            since = time.monotonic()
             self._note(None, done=True)
 
     def _work(self, asked: Asked) -> Envelope | str:

@@ -26,7 +26,7 @@ from coterie.deploy.processes import (
     wait_for_port,
 )
 from coterie.deploy.server import DELIVERED, locked
-from coterie.engines.relay import live_file, private
+from coterie.engines.relay import private
 from coterie.running.folder import RunFolder, read_json
 
 CONNECTION = "deployment"
@@ -303,13 +303,13 @@ class Deployment:
                 answer = json.loads(said.stdout[said.stdout.index("{") :])
                 return str(answer["run-id"])
             # The supervisor may be starting the SuperLink again.
-            if self._answers() or time.monotonic() >= end:
+            if self.answers() or time.monotonic() >= end:
                 raise ConfigError(
                     f"The run could not be started: {(said.stdout + said.stderr).strip()}"
                 )
             time.sleep(1.0)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         """Whether the SuperLink accepts connections."""
         host, _, port = self.address["superlink"].rpartition(":")
         return wait_for_port(host, int(port), 1.0)
@@ -372,56 +372,6 @@ class Deployment:
         path = self.out / DELIVERED
         return path.exists() and path.stat().st_mtime >= since
 
-    # looking
-
-    def status(self) -> dict[str, Any]:
-        """The processes, the nodes, the round, and whose answers are missing."""
-        events, processes = self.events(), []
-        for entry in self.book.read():
-            up = alive(entry)
-            restarts = [e for e in events if e["role"] == entry["role"] and e["kind"] == "ended"]
-            about = {**entry, "alive": up, "restarts": len(restarts)}
-            if restarts:
-                about["last_end"] = restarts[-1]["text"]
-            if entry["role"] == SUPERLINK:
-                about["answers"] = up and self._answers()
-            if "clients" in entry:
-                about["seen"] = {name: self._seen(name) for name in entry["clients"]}
-            processes.append(about)
-        rounds = read_json(self.folder / "app" / "run.json").get("run", {}).get("rounds")
-        return {
-            "processes": processes,
-            "nodes": self._registered(processes),
-            "rounds": len(RunFolder(self.out).lines()),
-            "of": rounds,
-            "finished": (self.out / "summary.json").exists(),
-            "running": locked(self.out),
-            "waiting": self._waiting() if locked(self.out) else [],
-        }
-
-    def _seen(self, name: str) -> dict[str, Any] | None:
-        """When a client on this machine last reached the SuperLink, and what it does."""
-        path = self.node_home(name) / "seen.json"
-        with contextlib.suppress(OSError, ValueError):
-            about = json.loads(path.read_text())
-            return {**about, "seconds_ago": _ago(about["seen"])}
-        return None
-
-    def _registered(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """All nodes that may connect, as the SuperLink sees them."""
-        if not any(p.get("answers") for p in processes) or self.address["insecure"]:
-            return []
-        from coterie.engines.flower_private import Control
-
-        return Control(self.address["superlink"], self.certificate, self.token).nodes()
-
-    def _waiting(self) -> list[dict[str, Any]]:
-        """Clients whose answers are missing, and for how long."""
-        with contextlib.suppress(OSError, ValueError):
-            entries = json.loads(live_file(self.out).read_text())
-            return [{**e, "seconds": _ago(e["since"])} for e in entries]
-        return []
-
     def node_home(self, client: str) -> Path:
         """The folder of a client's node."""
         return self.state / "nodes" / client
@@ -443,42 +393,3 @@ def _format_line(line: dict[str, Any]) -> str:
 def _near(host: str) -> str:
     """The address at which processes of this machine reach a host's SuperLink."""
     return "127.0.0.1" if host == "0.0.0.0" else host
-
-
-def _ago(moment: float) -> float:
-    """Seconds since a moment."""
-    return max(0.0, round(time.time() - moment, 1))
-
-
-def describe_status(found: dict[str, Any]) -> list[str]:
-    """The status of a deployment, as lines for a person."""
-    lines = []
-    for entry in found["processes"]:
-        parts = [f"{entry['role']:20} {'up' if entry['alive'] else 'DOWN':5} {entry['pid']:<8}"]
-        if "answers" in entry:
-            answers = "answers" if entry["answers"] else "DOES NOT ANSWER"
-            parts.append(f"{entry['listens']}, {answers}")
-        for name, seen in entry.get("seen", {}).items():
-            who = f"{name} " if len(entry["seen"]) > 1 else ""
-            if seen is None:
-                parts.append(f"{who}not seen yet")
-                continue
-            doing = f", {seen['doing']}" if seen["doing"] else ""
-            parts.append(f"{who}seen {seen['seconds_ago']:g} s ago{doing}")
-        if entry["restarts"]:
-            parts.append(f"ended {entry['restarts']} times, last: {entry['last_end']}")
-        lines.append("  ".join(parts))
-    here = {name for entry in found["processes"] for name in entry.get("clients", ())}
-    for node in found["nodes"]:
-        if node["name"] not in here:
-            beat = "never" if node["heartbeat"] is None else f"{node['heartbeat']:g} s ago"
-            lines.append(f"{'remote ' + node['name']:20} {node['status']:8} last heartbeat {beat}")
-    done = f"{found['rounds']} of {found['of'] or '?'} rounds done"
-    if found["finished"]:
-        lines.append(f"{done}, finished")
-    elif not found["running"]:
-        lines.append(f"{done}, no run is active")
-    else:
-        late = [f"{w['client']} ({w['seconds']:g} s)" for w in found["waiting"]]
-        lines.append(f"{done}, " + (f"waiting for {', '.join(late)}" if late else "running"))
-    return lines

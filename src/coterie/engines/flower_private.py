@@ -72,6 +72,7 @@ from coterie.engines.flower import TYPE, from_records, to_records
 from coterie.engines.relay import Envelope
 
 VERSION = "1.41"
+SOON = 1.0  # seconds in which a message that is being uploaded should be whole
 NUMBER, INBOX, AGAIN, ANSWER, REQUEST = "node.number", "inbox", ".again", ".answer", "request"
 
 
@@ -236,6 +237,8 @@ class Fleet:
                     self._send(letter)
                 elif (asked := self._open(letter)) is not None:
                     return asked
+            if self.letters and time.monotonic() - self.heard < SOON:
+                return None
             said = self.client.PullMessages(PullMessagesRequest(node=self.node))
         except httpx.HTTPStatusError as error:
             raise Refused(_reason(error)) from None
