@@ -10,13 +10,13 @@ import coterie
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'coterie[flower]'")
 
-from flwr.app import Metadata
+from flwr.app import ConfigRecord, Metadata
 from flwr.app.message import make_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from coterie.engines.flower import SMALL, TYPE, from_records, to_records
+from coterie.engines.flower import PIECE, SMALL, TYPE, from_records, to_records
 from coterie.engines.flower_private import check_version, take_up
 from coterie.engines.relay import Envelope
 
@@ -42,19 +42,29 @@ def message_of(asked, node=7):
 PUBLIC = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp"}
 
 
-def test_small_blobs_travel_in_the_head_and_large_ones_are_shared_arrays():
-    small, large = b"\x00\xff" * 10, bytes(SMALL + 1)
-    asked = Envelope({"round": 1, "calls": []}, {"a1": small, "b2": large, "c3": b""})
+def test_small_blobs_travel_in_the_head_and_others_are_shared():
+    small, large, huge = b"\x00\xff" * 10, bytes(SMALL + 1), bytes(PIECE + 1)
+    asked = Envelope({"round": 1, "calls": []}, {"a1": small, "b2": large, "c3": b"", "d4": huge})
     known = {}
     first, second = to_records(asked, known), to_records(asked, known)
-    assert list(first.array_records) == ["b2"]
-    assert first["b2"] is second["b2"]  # so Flower uploads it once
+    assert list(first.config_records) == ["head", "b2"]
+    assert list(first.array_records) == ["d4"]
+    assert all(first[name] is second[name] for name in ("b2", "d4"))  # Flower uploads them once
     assert from_records(first) == asked
+
+
+def test_a_blob_must_be_bytes():
+    records = to_records(Envelope({"round": 1}, {}))
+    records["b2"] = ConfigRecord({"data": "text"})
+    with pytest.raises(ValueError, match="must be bytes"):
+        from_records(records)
 
 
 def test_a_small_message_is_three_objects():
     asked = Envelope({"round": 1, "calls": []}, {f"{n:02x}": bytes(1000) for n in range(20)})
     assert len(get_all_nested_objects(message_of(asked))) == 3
+    asked.blobs["99"] = bytes(SMALL + 1)
+    assert len(get_all_nested_objects(message_of(asked))) == 4
 
 
 def test_a_message_is_taken_up_once_and_its_answer_is_always_sent(tmp_path):

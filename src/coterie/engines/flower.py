@@ -19,16 +19,19 @@ from coterie.engines.relay import UNREADABLE, Envelope, Link, ask_worker, live_f
 
 TYPE = "query.coterie"
 HEAD, JSON, DATA, PACKED = "head", "json", "data", "blob-"
-SMALL = 256 * 1024
-"""Largest blob, in bytes, that travels inside the head."""
+SMALL, PIECE = 256 * 1024, 4 * 1024 * 1024
+"""Largest blob, in bytes, that travels inside the head, and the largest in one piece."""
 
 
-def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -> RecordDict:
+def to_records(
+    message: Envelope, known: dict[str, ArrayRecord | ConfigRecord] | None = None
+) -> RecordDict:
     """An envelope as Flower's records.
 
     Flower sends every record, array and piece of an array as a request of its own. A small blob
-    therefore travels inside the head. A large one becomes an array of bytes, which is sent once if
-    it goes to several nodes (the same object, from `known`).
+    therefore travels inside the head, and a larger one is one record, which is sent once if it goes
+    to several nodes (the same object, from `known`). A very large one becomes an array of bytes,
+    which Flower cuts into pieces.
     """
     known = {} if known is None else known
     head = ConfigRecord({JSON: json.dumps(message.head)})
@@ -37,7 +40,9 @@ def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -
         if len(blob) <= SMALL:
             head[PACKED + name] = blob
             continue
-        if name not in known:
+        if name not in known and len(blob) <= PIECE:
+            known[name] = ConfigRecord({DATA: blob})
+        elif name not in known:
             array = Array("uint8", (len(blob),), "coterie.wire", blob)
             known[name] = ArrayRecord({DATA: array})
         records[name] = known[name]
@@ -46,11 +51,13 @@ def to_records(message: Envelope, known: dict[str, ArrayRecord] | None = None) -
 
 def from_records(records: RecordDict) -> Envelope:
     """The envelope in Flower's records."""
-    record = records.config_records[HEAD]
-    blobs = {name: r[DATA].data for name, r in records.array_records.items()}
-    for name, blob in record.items():
-        if name.startswith(PACKED) and isinstance(blob, bytes):
-            blobs[name.removeprefix(PACKED)] = blob
+    blobs: dict[str, Any] = {name: r[DATA].data for name, r in records.array_records.items()}
+    single = dict(records.config_records)
+    record = single.pop(HEAD)
+    blobs |= {name: other[DATA] for name, other in single.items()}
+    blobs |= {name.removeprefix(PACKED): blob for name, blob in record.items() if name != JSON}
+    if not all(isinstance(blob, bytes) for blob in blobs.values()):
+        raise ValueError("a blob must be bytes")
     return Envelope(json.loads(str(record[JSON])), blobs)
 
 
@@ -71,7 +78,7 @@ class GridLink:
         return {node.node_id: node.name for node in self.grid.get_nodes()}
 
     def push(self, messages: list[tuple[int, Envelope]], seconds: float) -> list[str | None]:
-        known: dict[str, ArrayRecord] = {}
+        known: dict[str, ArrayRecord | ConfigRecord] = {}
         out = [
             Message(to_records(envelope, known), node, TYPE, ttl=seconds)
             for node, envelope in messages
