@@ -139,7 +139,7 @@ FROM python:{version}-slim
 COPY *.whl /tmp/
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \\
     "$(ls /tmp/*.whl)[flower]" && rm /tmp/*.whl && useradd --create-home --uid 1000 coterie
-USER coterie
+USER 1000
 WORKDIR /home/coterie
 ENTRYPOINT ["python", "-m", "coterie"]
 CMD ["deploy", "--help"]

@@ -135,7 +135,8 @@ class Book:
     def add(self, role: str, pid: int, **note: Any) -> dict[str, Any]:
         """Note a process; an earlier one with this role is replaced."""
         entry = {"role": role, "pid": pid, "started": start_time(pid), "at": time.time(), **note}
-        self._write([*(e for e in self.read() if e["role"] != role), entry])
+        entries = {e["role"]: e for e in self.read()}
+        self._write([*(entries | {role: entry}).values()])  # it keeps its place
         return entry
 
     def stop(self, roles: list[str] | None = None, seconds: float = 20.0) -> list[str]:
