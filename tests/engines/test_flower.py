@@ -15,9 +15,10 @@ from flwr.app.message import make_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 
 from coterie.engines.flower import PIECE, SMALL, TYPE, from_records, to_records
-from coterie.engines.flower_private import check_version, take_up
+from coterie.engines.flower_private import check_version, pull_quickly, take_up
 from coterie.engines.relay import Envelope
 
 
@@ -65,6 +66,25 @@ def test_a_small_message_is_three_objects():
     assert len(get_all_nested_objects(message_of(asked))) == 3
     asked.blobs["99"] = bytes(SMALL + 1)
     assert len(get_all_nested_objects(message_of(asked))) == 4
+
+
+def test_a_piece_that_is_not_uploaded_yet_is_asked_for_again_soon():
+    before, asked = dict(pull_objects.__kwdefaults__), []
+
+    def pull(number):
+        asked.append(time.monotonic())
+        if len(asked) < 4:
+            raise ObjectUnavailableError(number)
+        return b"piece"
+
+    try:
+        pull_quickly(30.0)
+        assert pull_objects.__kwdefaults__.keys() == before.keys()  # or they would be ignored
+        assert pull_objects(["a"], pull) == {"a": b"piece"}
+    finally:
+        pull_objects.__kwdefaults__.update(before)
+    assert asked[1] - asked[0] < 0.9  # Flower waits a second, then two, then four
+    assert asked[3] - asked[0] < 5.0
 
 
 def test_a_message_is_taken_up_once_and_its_answer_is_always_sent(tmp_path):
