@@ -13,7 +13,7 @@ Four parts, all with `coterie.fit`, ten rounds and seeds from 100 on, which no r
 Two federations: `digits`, 40 clients in 4 groups whose images are rotated, and `cancer`, the table
 of breast cancer diagnoses of scikit-learn dealt to 20 clients, of which half use the two labels the
 other way round. A figure that the file holds is not computed again, so the study may be stopped at
-any time. `--picture` draws the page's picture.
+any time. `--page` and `--picture` write the tables and the picture of `docs/liars.md`.
 """
 
 import time
@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from coterie.data import FederatedData, digits, from_arrays
 from coterie.fitted import Fitted
 from coterie_lab.attacks import ATTACKS, HALVES, UPDATES, hostile, swap_labels
 from coterie_lab.studies import evidence_cases as cases
-from coterie_lab.studies.common import Store, options, table
+from coterie_lab.studies.common import Store, options
 
 SHARES = (0.1, 0.2, 0.3)
 RULES = ("clipped", "trimmed", "median", "geometric_median", "krum", "centred_clipping")
@@ -48,7 +48,7 @@ POLICIES: dict[str, dict[str, Any] | None] = {
 CAPS = {"digits": 150, "cancer": 20}
 """Samples that a client counts with under "plain, capped"; clients have 144, and 19 or 20."""
 ROUNDS = 10
-FIRST = 100
+FIRST, SEEDS = 100, 5
 CLEAN = {"cancer": 60, "digits": 20, "mnist": 20}
 LOST = 0.03
 """Accuracy that liars may cost the honest clients."""
@@ -236,77 +236,122 @@ def lost(figures: dict[str, Any], key: str, baseline: str) -> float:
     return sum(a - b for a, b in pairs) / max(len(pairs), 1)
 
 
-def show_attacks(figures: dict[str, Any]) -> None:
-    for where in DATA:
-        base = f"attacks/{where}/none/0.2/default"
-        lines = []
-        for attack in ("none", *ATTACKS):
-            cells = [attack]
+class Table(NamedTuple):
+    """A table of the page: its place, its heads and its rows."""
+
+    place: str
+    heads: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        rows = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def tabulate_attacks(figures: dict[str, Any]) -> Table:
+    """Index, accuracy and points lost by attack, data and share; bold where a goal is missed."""
+    rows = []
+    for attack in ("none", *ATTACKS):
+        cells = [attack]
+        for where in DATA:
+            base = f"attacks/{where}/none/0.2/default"
             for share in SHARES:
                 key = f"attacks/{where}/{attack}/{share}/default"
-                runs = gather(figures, key)
-                if not runs:
-                    cells.append("-")
-                    continue
-                ari, gone = mean(runs, "ari"), lost(figures, key, base)
-                goal = "met" if ari >= FOUND and gone <= LOST else "MISSED"
-                cells.append(
-                    f"{ari:.2f} / {100 * mean(runs, 'accuracy'):.1f} ({100 * gone:+.1f}) {goal}, "
-                    f"{mean(runs, 'groups'):.1f} groups, set aside {mean(runs, 'set_aside'):.1f}"
-                    f"+{mean(runs, 'honest_set_aside'):.1f}, n={len(runs)}"
-                )
-            lines.append(cells)
-        table(
-            f"{where}: ARI / accuracy (lost), liars + honest set aside",
-            ["attack", *map(str, SHARES)],
-            lines,
-        )
+                cells.append(_judge(gather(figures, key), lost(figures, key, base)))
+        rows.append(cells)
+    heads = ["attack", *(f"{where}, {share:.0%}" for where in DATA for share in SHARES)]
+    return Table("attacks", heads, rows)
 
 
-def show_policies(figures: dict[str, Any]) -> None:
+def _judge(runs: list[dict[str, Any]], gone: float) -> str:
+    if not runs:
+        return "-"
+    ari = mean(runs, "ari")
+    index = f"{ari:.2f}" if ari >= FOUND else f"**{ari:.2f}**"
+    points = f"{100 * gone:+.1f}" if gone <= LOST else f"**{100 * gone:+.1f}**"
+    few = "" if len(runs) == SEEDS else f" ({len(runs)})"
+    return f"{index} / {100 * mean(runs, 'accuracy'):.1f} / {points}{few}"
+
+
+def tabulate_aside(figures: dict[str, Any]) -> Table:
+    """Who is set aside at 20 %, and how many groups are found."""
+    rows = []
+    for attack in ("none", *ATTACKS):
+        cells = [attack]
+        for where in DATA:
+            runs = gather(figures, f"attacks/{where}/{attack}/0.2/default")
+            if not runs:
+                cells += ["-"] * 3
+                continue
+            liars = sum(run["liars"] for run in runs) if attack != "none" else 0
+            told = sum(run["set_aside"] for run in runs)
+            cells += [
+                f"{told} of {liars}" if liars else "",
+                str(sum(run["honest_set_aside"] for run in runs) + (0 if liars else told)),
+                f"{mean(runs, 'groups'):.1f}",
+            ]
+        rows.append(cells)
+    heads = ["attack"]
     for where in DATA:
-        lines = []
+        heads += [f"{where}: liars set aside", "honest clients set aside", "groups"]
+    return Table("aside", heads, rows)
+
+
+def tabulate_policies(figures: dict[str, Any]) -> Table:
+    """What each rule costs without an attack, and loses under those on updates."""
+    rows = []
+    for where in DATA:
+        base = f"policies/{where}/none/0.2/plain"
         for policy in POLICIES:
             runs = gather(figures, f"policies/{where}/none/0.2/{policy}")
             if not runs:
                 continue
-            cells = [policy, f"{100 * mean(runs, 'accuracy'):.1f}"]
-            base = f"policies/{where}/none/0.2/plain"
-            for attack in UPDATES:
-                key = f"policies/{where}/{attack}/0.2/{policy}"
-                cells.append(
-                    f"{100 * lost(figures, key, base):.1f}" if gather(figures, key) else "-"
-                )
+            cells = [where, policy, f"{100 * mean(runs, 'accuracy'):.1f} ({len(runs)})"]
             cells += [
                 f"{mean(runs, 'seconds') / ROUNDS:.3f}",
+                f"{mean(runs, 'bytes') / 1e6:.1f}",
                 f"{mean(runs, 'held') / 1e6:.2f}",
-                f"{mean(runs, 'bytes') / 1e6:.2f}",
-                str(len(runs)),
             ]
-            lines.append(cells)
-        table(
-            f"{where}, groups given: accuracy, and points lost to plain means unattacked",
-            ["policy", "none", *UPDATES, "CPU s a round", "MB held", "MB sent", "seeds"], lines,
-        )  # fmt: skip
+            for attack in UPDATES:
+                key = f"policies/{where}/{attack}/0.2/{policy}"
+                n = len(gather(figures, key))
+                gone = 100 * lost(figures, key, base)
+                text = f"{gone:.1f}" if gone <= 100 * LOST else f"**{gone:.1f}**"
+                cells.append("-" if not n else text if n == SEEDS else f"{text} ({n})")
+            rows.append(cells)
+    heads = ["data", "mean", "accuracy", "CPU s a round", "MB sent", "MB held", *UPDATES]
+    return Table("policies", heads, rows)
 
 
-def show_others(figures: dict[str, Any]) -> None:
-    lines = []
+def tabulate_minority(figures: dict[str, Any]) -> Table:
+    rows = []
     for attack in ("none", "permuted", "crafted", "labels"):
-        runs = gather(
-            figures, f"minority/minority/{attack}/{0.0 if attack == 'none' else 0.2}/default"
-        )
+        share = 0.0 if attack == "none" else 0.2
+        runs = gather(figures, f"minority/minority/{attack}/{share}/default")
         if runs:
             whole = sum(run["ari"] == 1.0 for run in runs)
-            lines.append([attack, f"{whole} of {len(runs)}", f"{mean(runs, 'ari'):.2f}"])
-    table("honest minority of 4 in 40", ["attack", "a group of its own", "ARI"], lines)
-    lines = []
+            rows.append([attack, f"{whole} of {len(runs)}", f"{mean(runs, 'ari'):.2f}"])
+    return Table("minority", ["attack by 20 %", "a group of its own", "index"], rows)
+
+
+def tabulate_clean(figures: dict[str, Any]) -> Table:
+    rows = []
     for where in CLEAN:
         runs = gather(figures, f"clean/{where}/none/0.0/default")
         some = sum(run["honest_set_aside"] > 0 for run in runs)
         if runs:
-            lines.append([where, f"{some} of {len(runs)}", f"{mean(runs, 'ari'):.3f}"])
-    table("no liars", ["data", "any client set aside", "ARI"], lines)
+            rows.append([where, f"{some} of {len(runs)}", f"{mean(runs, 'ari'):.3f}"])
+    return Table("clean", ["data", "any client set aside", "index"], rows)
+
+
+def write_page(path: Path, tables: list[Table]) -> None:
+    """Put each table between its two marks of a page."""
+    text = path.read_text()
+    for one in tables:
+        start, end = f"<!-- {one.place} -->", f"<!-- end of {one.place} -->"
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}\n\n{one}\n\n{end}{rest.partition(end)[2]}"
+    path.write_text(text)
 
 
 def draw_picture(figures: dict[str, Any], path: Path) -> None:
@@ -355,8 +400,9 @@ def draw_picture(figures: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__ or "", 5)
+    parser = options(__doc__ or "", SEEDS)
     parser.add_argument("--picture", type=Path, help="file for the picture")
+    parser.add_argument("--page", type=Path, help="page whose tables are replaced")
     parser.add_argument("--only", default="", help="run only these parts: a,b")
     parser.add_argument("--show", action="store_true", help="compute nothing")
     chosen = parser.parse_args()
@@ -366,9 +412,14 @@ def main() -> None:
             continue
         store.put(name, measure(name))
         print(name, store.figures[name], flush=True)
-    show_attacks(store.figures)
-    show_policies(store.figures)
-    show_others(store.figures)
+    makers = (
+        tabulate_attacks, tabulate_aside, tabulate_policies, tabulate_minority, tabulate_clean
+    )  # fmt: skip
+    tables = [make(store.figures) for make in makers]
+    for one in tables:
+        print(f"\n{one.place}\n\n{one}")
+    if chosen.page is not None:
+        write_page(chosen.page, tables)
     if chosen.picture is not None:
         draw_picture(store.figures, chosen.picture)
 
