@@ -30,8 +30,8 @@ from coterie.evidence.summaries import diagonal, unpack
 
 MADE_UP = 0.4
 """An answer contradicts itself if it is more likely to be made up by this log likelihood for each
-network. Of 5,400 honest clients in 22 kinds of federations 3 exceeded it and the next limit, of as
-many whose numbers were put in another order all but 28."""
+network. Of 5,384 honest clients in 22 kinds of federations 2 exceeded it and the next limit; of
+3,200 whose numbers were put in another order, 22 did not."""
 LARGER = 2.0
 """Differences of this many times the size that chance makes; it is not counted less than usual
 for a client that varies less than others."""
