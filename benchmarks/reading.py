@@ -30,7 +30,7 @@ def ways(folder: Path, label: str) -> dict[str, Callable[[], object]]:
     return {
         "pyarrow": lambda: [csv.read_csv(file, convert_options=convert) for file in files],
         "polars": lambda: [
-            polars.read_csv(file, null_values=MISSING, infer_schema_length=10_000) for file in files
+            polars.read_csv(file, null_values=MISSING, infer_schema_length=None) for file in files
         ],
         "pandas": lambda: [pandas.read_csv(file) for file in files],
         "read_file": lambda: [read_file(file) for file in files],

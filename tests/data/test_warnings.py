@@ -168,3 +168,10 @@ def test_rising_loss_of_a_run_is_in_its_summary(tmp_path):
     assert [w.text for w in coterie.load(tmp_path / "run").warnings] == [
         w.text for w in fit.warnings
     ]
+
+
+def test_large_tables_of_which_evenly_spaced_rows_are_looked_at(monkeypatch):
+    monkeypatch.setattr("coterie.data.warnings.MOST", 90)
+    assert warned(table()) == []
+    for case, (task, name, make, kind) in CASES.items():
+        assert warned(table(task, **{name: make})) == [(kind, name)], case

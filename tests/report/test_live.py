@@ -1,11 +1,14 @@
 """The page that shows a run while it goes on: read-only, safe, and right at every moment."""
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,24 @@ def test_the_page_follows_a_run(folder, finished):
     assert "data-over" in done
     assert "left for everything" not in done
     assert "What each client gains" in done
+    for text in (first, second, done):
+        assert text.count("<h1") == 1
+        levels = [int(level) for level in re.findall(r"<h([1-6])", text)]
+        assert levels[0] == 1
+        assert all(deeper - level <= 1 for level, deeper in pairwise(levels))
+
+
+def test_the_page_says_who_a_deployment_waits_for(folder):
+    now = time.time()
+    waiting = [{"client": NAME, "since": now - 12}, {"client": "quick", "since": now}]
+    folder.with_name(folder.name + ".live.json").write_text(json.dumps(waiting))
+    text = client(folder).get("/run").text
+    assert "Waiting for" in text
+    assert "(12 s)" in text
+    assert "quick" not in text
+    assert "<script" not in text
+    folder.with_name(folder.name + ".live.json").write_text('[{"client"')  # being written
+    assert "Waiting for" not in client(folder).get("/run").text
 
 
 def test_a_hostile_name_is_text(folder):

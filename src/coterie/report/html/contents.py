@@ -31,6 +31,7 @@ class Contents:
     names: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of each round
     quiet: float | None = None  # seconds since the folder changed; None: not read from a folder
+    waiting: list[tuple[str, float]] = field(default_factory=list)  # real clients, seconds
 
     @property
     def finished(self) -> bool:
@@ -101,9 +102,10 @@ def read_contents(path: str | Path) -> Contents:
     others = {
         way: RunFolder(folder.path / "baselines" / method).lines() for method, way in OTHERS.items()
     }
+    whole = folder.path.resolve()
     with blame(folder.path):
         return Contents(
-            folder.path.resolve().name,
+            whole.parent.name if whole.name == "run" else whole.name,  # of a deployment
             description,
             folder.lines(),
             {way: lines for way, lines in others.items() if lines} or _curves(final),
@@ -112,6 +114,7 @@ def read_contents(path: str | Path) -> Contents:
             _names(folder, final),
             [float(line.get("seconds", 0)) for line in folder.lines("timings.jsonl")],
             _quiet(folder.path),
+            [] if finished else _waiting(whole),
         )
 
 
@@ -159,3 +162,13 @@ def _quiet(path: Path) -> float:
     logs = [path / "run.json", *path.rglob("rounds.jsonl"), path / "summary.json"]
     times = [log.stat().st_mtime for log in logs if log.exists()]
     return max(0.0, time.time() - max(times)) if times else 0.0
+
+
+def _waiting(path: Path) -> list[tuple[str, float]]:
+    """Clients that a deployment waits for, and for how many seconds; it writes them beside it."""
+    try:
+        found = json.loads(path.with_name(path.name + ".live.json").read_text())
+        since = {str(one["client"]): float(one["since"]) for one in found}
+    except (OSError, ValueError, TypeError, KeyError):  # a simulation, or it is being written
+        return []
+    return sorted(((name, time.time() - at) for name, at in since.items()), key=lambda one: -one[1])

@@ -308,7 +308,7 @@ SHORT = {"groups": "groups", "one": "one", "alone": "alone"}
 def evidence_figure(curve: Mapping[str, Any]) -> Markup:
     """The criterion for each number of groups, the limit of noise, and the number chosen."""
     points = [(k, v) for k, v in zip(curve["ks"], curve["values"], strict=True) if _known(v)]
-    if not points:
+    if len(points) < 2:  # the words say it
         return Markup("")
     limit = list(curve["threshold"])
     values = [v for _, v in points]

@@ -20,6 +20,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Nothing from elsewhere, no inline code, no forms, no frames."""
+PATIENCE = 3.0  # seconds after which a client that has not answered is named
 RECENT = 20  # rounds in which late clients are counted
 STALLED = 120.0  # seconds without a sign of life after which a run may have been stopped
 
@@ -100,6 +101,9 @@ def describe_progress(contents: Contents) -> dict[str, Any]:
         "going": state != "finished" and quiet <= STALLED,
         "trainings": trainings,
         "left": "" if state == "finished" or left is None else duration(left),
+        "waiting": [
+            (name, duration(seconds)) for name, seconds in contents.waiting if seconds > PATIENCE
+        ],
         "late": list_faults(contents.rounds if done else contents.rounds[-RECENT:]),
         "recent": len(contents.rounds) if done else min(RECENT, len(contents.rounds)),
         "abandoned": [
