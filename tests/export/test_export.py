@@ -61,8 +61,7 @@ def test_a_bundle_predicts_as_the_run_does(fit, tmp_path, format):
         raw = fit.predict(rows, group=group, raw=True)
         np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
         np.testing.assert_array_equal(shares.argmax(1), raw.argmax(1))
-    found = bundle.place(rows)
-    assert found["group"] == fit.place(rows).group  # IFCA's own rule is the smallest loss
+    assert bundle.place(rows)["group"] == fit.place(rows).group
     manifest = json.loads((tmp_path / "models" / "manifest.json").read_text())
     assert manifest["licence"] == "CC-BY-4.0"
     assert max(manifest["checked"]["largest_difference"].values()) < 1e-4
@@ -72,6 +71,73 @@ def test_a_bundle_predicts_as_the_run_does(fit, tmp_path, format):
     card = (tmp_path / "models" / "group-0" / "README.md").read_text()
     assert "CC-BY-4.0" in card
     assert "Trained for" in card
+
+
+def kinds(seed, kind, n=90):
+    """Rows of a client: kind 1 exchanges labels, kind 2 shifts inputs, kind 3 draws labels."""
+    rng = np.random.default_rng([seed, kind])
+    y = rng.integers(0, 2, n)
+    x = rng.normal(size=(n, 4)) + np.array([[2.0, 0, 0, 0], [0, 2.0, 0, 0]])[y]
+    x[:, 2:] += 2.5 * (kind == 2)
+    return x.astype(np.float32), {1: 1 - y, 3: rng.integers(0, 2, n)}.get(kind, y)
+
+
+@pytest.mark.parametrize("method", ["census", "survey", "ifca"])
+def test_a_dozen_newcomers_are_placed_as_by_the_run(method, tmp_path):
+    xs, ys = zip(*(kinds(i, i % 2) for i in range(10)), strict=True)
+    data = coterie.from_arrays(xs, ys)
+    options = {"n_groups": 2, "start": {f"client-{i}": i % 2 for i in range(10)}}
+    fit = coterie.fit(
+        data, method, rounds=3, compare=False, quiet=True, **(options if method == "ifca" else {})
+    )
+    assert fit.n_groups == 2
+    fit.export(tmp_path / "models", "torch")
+    bundle = Bundle(tmp_path / "models")
+    assert "networks that were never trained" in bundle.manifest["router"]["rule"]
+    for seed, kind in [*((100 + i, i % 2) for i in range(8)), *((120 + i, 3) for i in range(4))]:
+        x, y = kinds(seed, kind)
+        found, spot = bundle.place(x, y), fit.place(x, y)
+        if kind == 3:
+            assert not found["fits"]
+            assert not spot.fits or method == "ifca"  # its own rule refuses nobody
+        else:
+            assert found["fits"]
+            assert found["group"] == spot.group == fit.rows[kind]["group"]
+            assert found["model"] == f"group-{spot.group}"
+
+
+def test_the_distributions_of_a_bundle_are_those_of_scipy():
+    from scipy.stats import pearson3, t
+
+    from coterie.export.bundle_router import gamma_sf, student_sf
+
+    for z in (-3, -0.2, 0, 0.5, 2, 8, 20):
+        for skew in (0, 1e-5, 0.01, 0.5, 2.5):
+            assert gamma_sf(z, skew) == pytest.approx(pearson3.sf(z, skew), rel=1e-6, abs=1e-300)
+        for free in (1, 3.5, 200):
+            assert student_sf(z, free) == pytest.approx(t.sf(z, free), rel=1e-6)
+
+
+def test_the_rows_of_a_unit_count_once():
+    from coterie.export.bundle_router import find_group
+
+    y = np.arange(90) % 2
+    losses = np.random.default_rng(0).normal(size=(90, 3))
+    kept = {
+        "losses_mean": np.zeros((1, 1, 3)),
+        "losses_weight": np.full((1, 1), 500.0),
+        "losses_centre": np.zeros((1, 3)),
+        "losses_root": np.eye(3)[None],
+        **{
+            f"losses_{name}": np.full(1, value)
+            for name, value in (("shift", 0.0), ("spread", 1.0), ("members", 9.0))
+        },
+        "number": np.array([0]),
+    }
+    single = find_group(losses, y, kept)
+    same = find_group(np.repeat(losses, 5, 0), np.repeat(y, 5), kept, np.repeat(np.arange(90), 5))
+    assert same["p"] == pytest.approx(single["p"])
+    assert find_group(np.repeat(losses, 5, 0), np.repeat(y, 5), kept)["p"][0] < 0.01
 
 
 def test_the_example_runs_without_coterie(fit, tmp_path):
@@ -89,7 +155,7 @@ def test_the_example_runs_without_coterie(fit, tmp_path):
         [sys.executable, "-c", code], cwd=script.parent, capture_output=True, text=True, check=True
     )
     group = fit.place(tmp_path / "rows.csv").group
-    assert done.stdout.startswith(f"group-{group}\n")
+    assert f"group-{group}" in done.stdout.splitlines()[0]
     for name in fit.predict(tmp_path / "rows.csv", group=group)[:5]:
         assert str(name) in done.stdout
 

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from coterie.core.errors import ConfigError
 from coterie.core.tree import Tree, named_leaves, tree_map
+from coterie.evidence.placing import LEVEL
+from coterie.export.bundle import Bundle
 from coterie.export.cards import Format, example, model_card, readme
+from coterie.export.router import ARRAYS, DISTANCE, SMALLEST, TIES, Drawn, find_router, write_known
 
 if TYPE_CHECKING:
     from coterie.fitted import Fitted
@@ -70,14 +73,28 @@ def export(fit: "Fitted", to: str | Path, format: Format = "onnx", licence: str 
     encoder = {**fit.encoder.to_dict(), "missing": sorted(fit.encoder.files.missing)}
     _write_json(to / "encoder.json", encoder)
     manifest = describe(fit, models, format, licence)
+    router = find_router(fit) if manifest["router"]["models"] and format != "safetensors" else None
+    if router is not None:
+        networks, known, by_loss = router
+        file = to / "router" / f"networks.{ENDINGS[format]}"
+        file.parent.mkdir()
+        _write(networks, x, file, format)
+        write_known(known, file.parent)
+        manifest["router"] |= {
+            "rule": DISTANCE + (TIES if by_loss else ""),
+            "networks": f"router/{file.name}",
+            "known": f"router/{ARRAYS}",
+            "ties": "smallest loss" if by_loss else "nearest",
+        }
     for model in models:
         (to / model["name"] / "README.md").write_text(model_card(manifest, model), "utf-8")
-    (to / "bundle.py").write_text((HERE / "bundle.py").read_text("utf-8"), "utf-8")
+    for name in ("bundle.py", "bundle_router.py"):
+        (to / name).write_text((HERE / name).read_text("utf-8"), "utf-8")
     (to / "example.py").write_text(example(manifest), "utf-8")
     (to / "README.md").write_text(readme(manifest), "utf-8")
     _write_manifest(to, manifest)
     if format != "safetensors":
-        differences = compare(fit, to, models, x)
+        differences = compare(fit, to, models, x, None if router is None else router[0])
         manifest["checked"] = {"rows": ROWS, "largest_difference": differences}
         _write_manifest(to, manifest)
     return to
@@ -162,7 +179,7 @@ def sample_rows(fit: "Fitted", n: int) -> dict[str, list[Any]]:
     return table
 
 
-def _write(network: Network, x: Tensor, file: Path, format: Format) -> None:
+def _write(network: Network | Drawn, x: Tensor, file: Path, format: Format) -> None:
     if format == "safetensors":
         weights = {
             "/".join(path): leaf.contiguous().clone() for path, leaf in named_leaves(network.tree)
@@ -195,14 +212,11 @@ def _write(network: Network, x: Tensor, file: Path, format: Format) -> None:
         )
 
 
-def compare(fit: "Fitted", to: Path, models: list[dict[str, Any]], x: Tensor) -> dict[str, float]:
+def compare(
+    fit: "Fitted", to: Path, models: list[dict[str, Any]], x: Tensor, drawn: Drawn | None
+) -> dict[str, float]:
     """Run every exported model from its file; refuse a bundle that predicts something else."""
-    spec = importlib.util.spec_from_file_location("coterie_exported_bundle", to / "bundle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    bundle = module.Bundle(to)
+    bundle: Any = Bundle(to)  # the bundle has a copy of this class
     if fit.encoder.rules:
         rows = sample_rows(fit, ROWS)
         ours = fit.encoder.encode(rows).numpy()
@@ -215,6 +229,11 @@ def compare(fit: "Fitted", to: Path, models: list[dict[str, Any]], x: Tensor) ->
             apart = float(np.abs(got - wanted[: len(some)]).max())
             found[model["name"]] = max(apart, found.get(model["name"], 0.0))
         _refuse(model["name"], found[model["name"]], float(np.abs(wanted).max()))
+    if drawn is not None:
+        wanted = drawn(x).detach().numpy()
+        got = bundle._run(bundle.manifest["router"]["networks"], x.numpy())
+        found["router"] = float(np.abs(got - wanted).max())
+        _refuse("router", found["router"], float(np.abs(wanted).max()))
     return found
 
 
@@ -257,7 +276,10 @@ def describe(
         "models": models,
         "router": {
             "models": shared if supervised and not fit.summary.get("personal") else [],
-            "rule": "smallest mean loss on the labelled rows of the new client",
+            "rule": SMALLEST,
+            "networks": None,
+            "units": list(fit.description.get("data", {}).get("unit", [])),
+            "level": LEVEL,
         },
     }
 

@@ -2,8 +2,8 @@
 
     from bundle import Bundle
     models = Bundle(".")
-    group = models.place("rows.csv")["group"]
-    print(models.predict("rows.csv", group))
+    found = models.place("rows.csv")
+    print(models.predict("rows.csv", found["group"]))
 
 This file is part of every bundle. manifest.json and encoder.json say what it needs to know.
 """
@@ -16,6 +16,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+
+if __package__:
+    from coterie.export.bundle_router import find_group
+else:  # in a bundle
+    from bundle_router import find_group  # type: ignore[import-not-found,no-redef]
 
 WORD_BUCKETS, CATEGORY_BUCKETS = 2**16, 32
 
@@ -62,42 +67,74 @@ class Bundle:
         return weight / weight.sum(1, keepdims=True)
 
     def place(self, rows, labels=None):
-        """The group of a new client: the one whose model has the smallest loss on its rows.
+        """The group of a new client, whether it fits there, and the losses of the groups' models.
+
+        `manifest["router"]` says by which rule. "fits" is None if the rule refuses nobody.
 
         Parameters
         ----------
         labels
             The labels; None: they are in the label column of the rows.
         """
-        x, losses = self.encode(rows), {}
+        router = self.manifest["router"]
+        x = self.encode(rows)
         y = self._targets(rows if labels is None else {self.rules["label"] or "y": labels})
-        for name in self.manifest["router"]["models"]:
-            output = self.output(x, name)
-            if self.manifest["task"] == "classification":
-                top = output.max(1, keepdims=True)
-                total = top[:, 0] + np.log(np.exp(output - top).sum(1))
-                losses[name] = float((total - output[np.arange(len(y)), y]).mean())
-            else:
-                losses[name] = float(((output.reshape(len(y), -1) - y) ** 2).mean())
+        losses = {
+            name: float(self._losses(self.output(x, name)[:, None], y).mean())
+            for name in router["models"]
+        }
         order = sorted(losses, key=lambda name: losses[name])
         best, second = losses[order[0]], losses[order[1]] if len(order) > 1 else np.inf
         margin = 1.0 if second == np.inf else (second - best) / max(second + best, 1e-300)
-        return {
-            "model": order[0],
-            "group": self.models[order[0]]["group"],
-            "margin": margin,
-            "losses": losses,
-        }
+        found = {"group": self.models[order[0]]["group"], "fits": None, "margin": margin}
+        if router["networks"]:
+            found = self._compare(x, y, rows, losses)
+        group = found["group"]
+        model = next((name for name in order if self.models[name]["group"] == group), None)
+        return {"model": model, **found, "losses": losses}
+
+    def _compare(self, x, y, rows, losses):
+        """Place a client by networks that were never trained."""
+        router = self.manifest["router"]
+        with np.load(self.folder / router["known"], allow_pickle=False) as file:
+            kept = {name: file[name] for name in file.files}
+        units = None
+        if router["units"] and self.rules["rules"]:
+            table = self._table(rows)
+            if all(name in table for name in router["units"]):
+                columns = [[str(value) for value in table[name]] for name in router["units"]]
+                units = np.array(["\0".join(row) for row in zip(*columns, strict=True)])
+        label = y if self.manifest["task"] == "classification" else np.zeros(len(x), dtype=int)
+        answers = self._losses(self._run(router["networks"], x), y)
+        found = find_group(answers, label, kept, units, router["level"])
+        fitting = [one for one, p in found["p"].items() if p > router["level"]]
+        if router["ties"] == "smallest loss" and len(fitting) > 1:
+            own = {self.models[name]["group"]: loss for name, loss in losses.items()}
+            first, second, *_ = sorted(fitting, key=lambda one: own.get(one, np.inf))
+            apart = (own[second] - own[first]) / max(own[second] + own[first], 1e-300)
+            found |= {"group": first, "fits": True, "margin": apart}
+            found |= {"score": min(found["score"], 1.0)}
+        return found
+
+    def _losses(self, output, y):
+        """The loss of each row on each network: [n, networks], from [n, networks, outputs]."""
+        if self.manifest["task"] == "classification":
+            top = output.max(2, keepdims=True)
+            total = top[..., 0] + np.log(np.exp(output - top).sum(2))
+            return (total - output[np.arange(len(y)), :, y]).astype(float)
+        return ((output - y.reshape(len(y), 1, -1)) ** 2).mean(2).astype(float)
 
     def output(self, x, model):
         """The raw output of a network for encoded inputs."""
         name = model if model in self.models else f"group-{model}"
         if name not in self.models:
             raise ValueError(f"There is no model {model!r}. There are: {', '.join(self.models)}.")
-        file = self.folder / self.models[name]["file"]
-        if name not in self._networks:
-            self._networks[name] = _load(file)
-        return self._networks[name](x)
+        return self._run(self.models[name]["file"], x)
+
+    def _run(self, file, x):
+        if file not in self._networks:
+            self._networks[file] = _load(self.folder / file)
+        return self._networks[file](x)
 
     # inputs
 

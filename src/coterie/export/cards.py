@@ -56,6 +56,9 @@ def readme(manifest: dict[str, Any]) -> str:
     models = "\n".join(
         f"- `{one['file']}`: {len(one['clients'])} clients" for one in manifest["models"]
     )
+    router = ""
+    if manifest["router"]["models"]:
+        router = f"- a new client is placed by the {manifest['router']['rule']}\n"
     return f"""# Exported models
 
 {use}
@@ -63,7 +66,7 @@ def readme(manifest: dict[str, Any]) -> str:
 - `manifest.json`: checksums, columns, classes, metrics, method, data, licence
 - `encoder.json`: how rows become inputs
 - `bundle.py`: encodes rows, runs the models, finds the group of a new client; no Coterie needed
-- `example.py`: how to use it
+{router}- `example.py`: how to use it
 """
 
 
@@ -82,9 +85,11 @@ for name, weight in load_file("{first}").items():
     if "shape" in manifest["inputs"][0]:
         reads = "rows = np.load(sys.argv[1])  # an array of samples"
     if manifest["router"]["models"] and "shape" not in manifest["inputs"][0]:
-        which = 'model = models.place(rows)["model"]  # needs the label column'
+        which = "found = models.place(rows)  # needs the label column"
+        which += '\nmodel, fits = found["model"], found["fits"]'
+        model = '(model if fits is not False else f"fits no group; the nearest is {model}")'
     else:
-        which = f'model = "{first}"'
+        which, model = f'model = "{first}"', "(model)"
     probabilities = (
         "\nprint(models.probabilities(rows, model).round(3))"
         if manifest["task"] == "classification"
@@ -97,7 +102,7 @@ from bundle import Bundle
 {reads}
 models = Bundle(".")
 {which}
-print(model)
+print{model}
 print(models.predict(rows, model)){probabilities}
 """
 
