@@ -28,8 +28,9 @@ from coterie.core.random import seed_key
 from coterie.core.tree import Ids, Tree, leaves, row, take, tree_map
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.again import prepare_again
+from coterie.data.cells import RawTable
 from coterie.data.images import read_client
-from coterie.data.tables import RawTable, read
+from coterie.data.tables import read
 from coterie.data.warnings import DataWarning, warn_of_loss
 from coterie.engines.simulation import Simulation
 from coterie.export.cards import Format

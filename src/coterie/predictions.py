@@ -10,9 +10,10 @@ from torch import Tensor
 from coterie.core.algorithm import Algorithm
 from coterie.core.errors import ConfigError, unknown
 from coterie.data import DataCard
+from coterie.data.cells import RawTable
 from coterie.data.formats import Format
 from coterie.data.images import read_client
-from coterie.data.tables import RawTable, read
+from coterie.data.tables import read
 from coterie.report.table import Table
 
 

@@ -6,9 +6,10 @@ import torch
 
 from coterie.core.errors import DataError
 from coterie.data import from_table
+from coterie.data.cells import Cells, RawTable
 from coterie.data.columns import Statistics, merge, profile, statistics
 from coterie.data.encoder import Encoder, Rule, hash_of
-from coterie.data.tables import Cells, RawTable, read
+from coterie.data.tables import read
 
 
 def frame(**columns):

@@ -14,10 +14,10 @@ from coterie.core.config import construct
 from coterie.core.errors import ConfigError, DataError
 from coterie.data.assemble import Reading, choose_clients, drop_unlabelled
 from coterie.data.card import DataCard
+from coterie.data.cells import Cells, RawTable
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.readers import as_table, read_folder, split_table
-from coterie.data.tables import Cells, RawTable
 from coterie.data.units import number_units, pool_units
 
 OF_NEW_ROWS = {"unit", "names", "separator", "header", "encoding", "na_values"}

@@ -11,10 +11,11 @@ from torch import Tensor
 from coterie.core.errors import DataError, unknown
 from coterie.core.random import fold, seed_key
 from coterie.core.tree import Tree
+from coterie.data.cells import RawTable, to_cells
 from coterie.data.encoder import Encoder
 from coterie.data.federated import TASKS, FederatedData, RowIndex
+from coterie.data.frames import to_array
 from coterie.data.repeats import count_repeats, warn_of_repeats
-from coterie.data.tables import RawTable, to_array, to_cells
 from coterie.data.units import number_units, pool_units, read_times
 from coterie.data.warnings import DataWarning
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.core.config import check_fields
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.data.arrays import unit_scale
+from coterie.data.cells import Cells, RawTable
 from coterie.data.columns import Statistics, fit, merge
 from coterie.data.encoder import Encoder
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
@@ -20,7 +21,7 @@ from coterie.data.formats import Format
 from coterie.data.limits import check_names
 from coterie.data.repeats import count_repeats, warn_of_repeats
 from coterie.data.splits import RULES, divide
-from coterie.data.tables import Cells, RawTable, describe_files
+from coterie.data.tables import describe_files
 from coterie.data.text import FEATURES
 from coterie.data.units import number_units, pool_units, read_times
 from coterie.data.warnings import warn_of_columns

@@ -11,12 +11,13 @@ from coterie.core.config import construct
 from coterie.core.errors import DataError
 from coterie.data.assemble import Reading, drop_unlabelled, read_units
 from coterie.data.card import DataCard
+from coterie.data.cells import RawTable
 from coterie.data.federated import SPLITS, FederatedData, RowIndex
 from coterie.data.formats import ENDINGS, FOUND, PACKED, Format
 from coterie.data.images import read_client
 from coterie.data.readers import as_table
 from coterie.data.splits import divide
-from coterie.data.tables import RawTable, read_file
+from coterie.data.tables import read_file
 from coterie.data.units import pool_units
 
 

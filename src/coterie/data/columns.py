@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.core.errors import DataError
+from coterie.data.cells import Cells, RawTable, as_number
 from coterie.data.encoder import CATEGORY_BUCKETS, Rule, check_finite, hash_of, join_texts
-from coterie.data.tables import Cells, RawTable, as_number
 from coterie.data.text import (
     FEATURES,
     choose_words,

@@ -31,8 +31,10 @@ from torch import Tensor
 
 from coterie.core.config import check_fields
 from coterie.core.errors import DataError, unknown
+from coterie.data.cells import Cells, RawTable, as_number, to_cells
 from coterie.data.formats import FOUND, Format
-from coterie.data.tables import Cells, RawTable, as_number, read, to_array, to_cells
+from coterie.data.frames import to_array
+from coterie.data.tables import read
 from coterie.data.text import Words, hash_words, unpack, weigh
 
 CATEGORY_BUCKETS = 32

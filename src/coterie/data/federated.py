@@ -17,8 +17,8 @@ from coterie.core.client import Batch
 from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.tree import Ids, Tree, leaves, named_leaves, take, tree_map
+from coterie.data.cells import SPLITS
 from coterie.data.encoder import Encoder
-from coterie.data.tables import SPLITS
 from coterie.data.warnings import DataWarning
 
 TASKS = ("classification", "regression", "reconstruction")

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from coterie.core.errors import DataError
+from coterie.data.cells import Cells, RawTable
 from coterie.data.limits import PIXELS, check_pixels, refuse_links_out
-from coterie.data.tables import Cells, RawTable
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 

@@ -14,11 +14,13 @@ from coterie.core.client import natural
 from coterie.core.config import construct
 from coterie.core.errors import DataError, unknown
 from coterie.data.assemble import Reading, assemble
+from coterie.data.cells import RawTable
 from coterie.data.federated import FederatedData
 from coterie.data.formats import ENDINGS, Format, ending_of, stem_of
+from coterie.data.frames import from_arrays
 from coterie.data.images import read_client
 from coterie.data.limits import refuse_links_out
-from coterie.data.tables import RawTable, from_arrays, read, read_file
+from coterie.data.tables import read, read_file
 from coterie.data.waiting import read_each
 
 

@@ -7,8 +7,8 @@ import torch
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.random import fold, seed_key
+from coterie.data.cells import SPLITS, RawTable
 from coterie.data.federated import RowIndex
-from coterie.data.tables import SPLITS, RawTable
 
 RULES = ("random", "stratified", "time")
 

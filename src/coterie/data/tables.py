@@ -1,30 +1,24 @@
-"""Read tables: files, data frames, Hugging Face datasets, dicts of columns, NPZ arrays.
+"""Read tables, from files of any format or from memory (`frames.py`).
 
-Every column becomes `Cells`: numbers, true or false, dates or text, with missing values marked.
 Messages number rows as the user sees them: in a CSV file the header is row 1, everywhere else rows
 are counted from 0.
 """
 
-import datetime
 import io
 import json
-import numbers
-import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from coterie.core.errors import DataError
+from coterie.data.cells import Found, RawTable, mark_missing, parse, to_cells
 from coterie.data.formats import (
     ENDINGS,
     FOUND,
-    MISSING,
     PACKED,
     TEXTS,
     Coded,
@@ -36,115 +30,14 @@ from coterie.data.formats import (
     read_bytes,
     read_regular,
     split_cells,
-    to_plain,
 )
+from coterie.data.frames import from_arrow, from_columns, from_parts, read_value
 from coterie.data.limits import check_columns, check_npz, check_parquet, check_workbook
-
-SPLITS = ("train", "validation", "test")
 
 _CONTENTS = {
     ".parquet": "Parquet data",
     ".feather": "Feather data",
 }
-_DATE = re.compile(r"(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{4})([T ]\d\d?:\d\d.*)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
-
-
-class Cells(NamedTuple):
-    """A column of one client: floats (nan where missing), or objects (None where missing)."""
-
-    kind: str  # "number", "boolean", "date", "text"; "nothing" if every cell is missing
-    values: np.ndarray  # [n], or [n, outputs] for numbers to predict
-    coded: Coded | None = None  # text: the same, if it is known
-    trimmed: bool = False  # whether texts that differ in spaces around them have become one
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Which cells have no value."""
-        if self.values.dtype.kind == "f":
-            if self.values.ndim == 1:
-                return np.isnan(self.values)
-            return np.isnan(self.values.reshape(len(self.values), -1)).any(1)
-        words, codes = self.code()
-        return np.array([word is None for word in words], dtype=bool)[codes]
-
-    @property
-    def words(self) -> list[str | None]:
-        """The values as text, whole numbers without a point."""
-        if self.values.dtype.kind != "f":
-            return list(self.values)
-        if self.kind == "boolean":
-            return [None if v != v else str(bool(v)) for v in self.values.tolist()]
-        return [
-            None if v != v else str(int(v)) if v.is_integer() else repr(v)
-            for v in self.values.tolist()
-        ]
-
-    def code(self) -> tuple[list[str | None], np.ndarray]:
-        """The different values as text, in the order of their first rows, and the one of each row.
-
-        None is missing.
-        """
-        if self.values.dtype.kind == "f":
-            numbers, first, codes = np.unique(self.values, return_index=True, return_inverse=True)
-            order = first.argsort()
-            return Cells(self.kind, numbers[order]).words, order.argsort()[codes.reshape(-1)]
-        if self.coded is not None:
-            return self.coded.words, self.coded.codes
-        places: dict[str | None, int] = {}
-        found = [places.setdefault(value, len(places)) for value in self.values]
-        return list(places), np.array(found, dtype=np.int64)
-
-    def take(self, index: np.ndarray) -> "Cells":
-        """Some of the rows."""
-        if self.coded is None:
-            return Cells(self.kind, self.values[index])
-        words, codes = self.coded
-        codes = codes[index]
-        first = np.full(len(words), len(codes))
-        first[codes[::-1]] = np.arange(len(codes))[::-1]  # the earliest row is written last
-        order = first.argsort(kind="stable")[: int((first < len(codes)).sum())]
-        place = np.zeros(len(words), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        own = [words[code] for code in order.tolist()]
-        return Cells(self.kind, self.values[index], Coded(own, place[codes]))
-
-
-class Found(NamedTuple):
-    """How a file is written."""
-
-    ending: str  # of the file, with that of its compression
-    separator: str | None = None
-    header: bool | None = None
-    encoding: str | None = None
-    missing: frozenset[str] = frozenset()  # markers of missing values in the first lines
-
-
-class RawTable(NamedTuple):
-    """The rows of one client, or of all."""
-
-    source: str  # what messages call it
-    cells: dict[str, Cells]
-    rows: np.ndarray  # [n]  what messages call each row
-    x: np.ndarray | None = None  # [n, ...]  inputs that are no columns: images, tokens
-    split: np.ndarray | None = None  # [n]  place in SPLITS, where the source says it
-    notes: tuple[str, ...] = ()
-    beside: Mapping[str, Cells] = MappingProxyType({})  # columns that are never inputs
-    found: Found | None = None  # how its file is written
-
-    def take(self, index: np.ndarray) -> "RawTable":
-        """Some of the rows."""
-        return self._replace(
-            cells={name: cells.take(index) for name, cells in self.cells.items()},
-            rows=self.rows[index],
-            x=None if self.x is None else self.x[index],
-            split=None if self.split is None else self.split[index],
-            beside={name: cells.take(index) for name, cells in self.beside.items()},
-        )
-
-    def at(self, position: int) -> str:
-        """What a message calls a row."""
-        return f"Row {self.rows[position]} of {self.source}"
 
 
 def read(value: Any, source: str | None = None, how: Format = FOUND) -> RawTable:
@@ -158,37 +51,7 @@ def read(value: Any, source: str | None = None, how: Format = FOUND) -> RawTable
         return read_file(Path(value), how)
     source = source or "the table"
     how.refuse(source, "separator", "header", "encoding")
-    return mark_missing(_read_value(value, source), how.na_values)
-
-
-def _read_value(value: Any, source: str) -> RawTable:
-    if _is_of(value, "datasets"):
-        return _dataset(value, source)
-    if _is_of(value, "polars"):
-        if not hasattr(value, "to_arrow"):
-            raise DataError(
-                f"{source}: a polars table must be a DataFrame. Got {type(value).__name__}. Use "
-                f".collect() or .to_frame()."
-            )
-        value = value.to_arrow()
-    if _is_of(value, "pyarrow"):
-        return _arrow(value, source)
-    if _is_of(value, "pandas") and hasattr(value, "columns"):
-        return _frame(value, source)
-    if hasattr(value, "column_names"):
-        value = _columns(value)
-    if isinstance(value, Mapping):
-        inputs = value.get("x", value.get("x_train"))
-        if inputs is not None and np.ndim(to_array(inputs, source)) > 1:
-            return _arrays(value, source)
-        return _dict(value, source)
-    array = to_array(value, source)
-    if array.ndim != 2:
-        raise DataError(
-            f"{source}: a table must be a file, a data frame, a dict of columns or a 2-d array. "
-            f"Got {type(value).__name__} of shape {list(array.shape)}."
-        )
-    return from_arrays(array, None, source)
+    return mark_missing(read_value(value, source), how.na_values)
 
 
 def read_file(path: Path, how: Format = FOUND) -> RawTable:
@@ -224,33 +87,7 @@ def _read_content(content: bytes, source: str, ending: str, how: Format) -> RawT
     how.refuse(source, "encoding")
     if ending == ".npz":
         return _npz(content, source)
-    return _arrow(_read_arrow(content, source, ending), source)
-
-
-def mark_missing(table: RawTable, markers: Sequence[str]) -> RawTable:
-    """The table without the values that the user says mean missing; -9 is also -9.0.
-
-    >>> table = mark_missing(read({"age": [31, -9.0], "ward": ["a", "-"]}), ["-9", "-"])
-    >>> table.cells["age"].values, table.cells["ward"].values
-    (array([31., nan]), array(['a', None], dtype=object))
-    """
-    if not markers:
-        return table
-    numbers = [number for number in map(as_number, markers) if number is not None]
-    cells = {}
-    for name, column in table.cells.items():
-        values = column.values
-        if values.dtype.kind == "f" and values.ndim == 1:
-            gone = np.isin(values, numbers) & (column.kind == "number")
-            kept = np.where(gone, np.nan, values)
-            cells[name] = Cells("nothing" if np.isnan(kept).all() else column.kind, kept)
-        elif values.dtype.kind == "O" and np.isin(values, list(markers)).any():
-            cells[name] = _parse(
-                ["" if v is None else v for v in values], missing=MISSING | set(markers)
-            )
-        else:
-            cells[name] = column
-    return table._replace(cells=cells)
+    return from_arrow(_read_arrow(content, source, ending), source)
 
 
 def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
@@ -274,7 +111,7 @@ def _csv(content: bytes, source: str, ending: str, how: Format) -> RawTable:
     cells = {
         name: to_cells(column)
         if isinstance(column, np.ndarray)
-        else _parse(column, separator == ";", how.missing)
+        else parse(column, separator == ";", how.missing)
         for name, column in zip(header, columns, strict=True)
         if name
     }
@@ -356,7 +193,7 @@ def _json_lines(text: str, source: str) -> RawTable:
             )
         records.append(record)
     names = dict.fromkeys(name for record in records for name in record)
-    return _dict({name: [record.get(name) for record in records] for name in names}, source)
+    return from_columns({name: [record.get(name) for record in records] for name in names}, source)
 
 
 def _read_arrow(content: bytes, source: str, ending: str) -> Any:
@@ -378,19 +215,6 @@ def _read_arrow(content: bytes, source: str, ending: str) -> Any:
             f"{source}: a {ending} file must hold {_CONTENTS[ending]}. Its content is something "
             f"else, or damaged. Give it the ending of what it is, or write it again."
         ) from None
-
-
-def _arrow(table: Any, source: str) -> RawTable:
-    """A table of pyarrow; the index that pandas adds to one is left out."""
-    names = [str(name) for name in table.column_names]
-    if b"pandas" in (table.schema.metadata or {}):
-        told = json.loads(table.schema.metadata[b"pandas"])
-        index = [name for name in told.get("index_columns", ()) if isinstance(name, str)]
-        table = table.drop_columns([name for name in index if name in names])
-        names = [str(name) for name in table.column_names]
-    check_columns(names, source)
-    columns = {name: to_plain(table.column(j)) for j, name in enumerate(names)}
-    return _dict(columns, source)
 
 
 def _sheet(content: bytes, source: str, how: Format) -> RawTable:
@@ -428,7 +252,7 @@ def _sheet(content: bytes, source: str, how: Format) -> RawTable:
         if column
     }
     notes = (f"Sheet '{name}', the first of {len(book.sheet_names)}.",)
-    table = _dict(columns, source)
+    table = from_columns(columns, source)
     return table._replace(
         rows=np.arange(len(body)) + 1 + named,
         notes=notes if len(book.sheet_names) > 1 else (),
@@ -450,248 +274,4 @@ def _npz(content: bytes, source: str) -> RawTable:
             f"{source}: a .npz file must hold plain arrays. Its content is something else. "
             f"Write it with numpy.savez(file, x=..., y=...)."
         ) from None
-    return _arrays(arrays, source)
-
-
-def _is_of(value: Any, package: str) -> bool:
-    """Whether a value is of a class of this package, which need not be installed."""
-    return any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
-
-
-def _frame(frame: Any, source: str) -> RawTable:
-    names = [str(name) for name in frame.columns]
-    check_columns(names, source)
-    columns = {}
-    for name, (_, series) in zip(names, frame.items(), strict=True):
-        gone = series.isna().to_numpy(dtype=bool)
-        kind = getattr(series.dtype, "kind", "O")
-        if kind in "biuf" and not gone.any():
-            columns[name] = series.to_numpy(dtype=bool if kind == "b" else np.float64)
-        elif kind in "iuf":
-            columns[name] = series.to_numpy(dtype=np.float64, na_value=np.nan)
-        elif kind == "M":
-            columns[name] = series.to_numpy(dtype="datetime64[ns]")
-        else:
-            columns[name] = series.to_numpy(dtype=object, copy=True)
-            columns[name][gone] = None
-    return _dict(columns, source)
-
-
-def _dataset(dataset: Any, source: str) -> RawTable:
-    """A Hugging Face dataset, labels by their names where it has them."""
-    if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows"):
-        raise DataError(
-            f"{source}: a Hugging Face data set must be a Dataset. Got {type(dataset).__name__}. "
-            f"Of an IterableDataset, take rows: Dataset.from_list(list(rows))."
-        )
-    if isinstance(dataset, Mapping):
-        parts = ", ".join(map(str, dataset))
-        raise DataError(
-            f"{source}: a Hugging Face data set must be one Dataset. Got a DatasetDict of {parts}. "
-            f"Choose one, e.g. dataset['train']."
-        )
-    if any(
-        type(kind).__name__ not in ("Value", "ClassLabel") for kind in dataset.features.values()
-    ):
-        return _dict(_columns(dataset), source)
-    table = _arrow(dataset.with_format("arrow")[:], source)
-    for name, kind in dataset.features.items():
-        named = getattr(kind, "names", None)
-        if named:
-            values = table.cells[name].values
-            words = [None if v != v or v < 0 else named[int(v)] for v in values]
-            table.cells[name] = to_cells(np.array([*words, None], dtype=object)[:-1])
-    return table
-
-
-def _columns(dataset: Any) -> dict[str, Any]:
-    """Columns of a dataset in the manner of Hugging Face, labels by their names."""
-    columns = {}
-    for name in dataset.column_names:
-        values = dataset[name]
-        values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
-        named = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
-        columns[name] = [named[v] for v in values] if named else values
-    return columns
-
-
-def _dict(columns: Mapping[str, Any], source: str) -> RawTable:
-    """A dict of columns; one of them may hold an image or an array per row, which is then x."""
-    if not columns:
-        raise DataError(f"{source}: a table must have columns. It has none.")
-    coded = {name: value for name, value in columns.items() if isinstance(value, Coded)}
-    arrays = {
-        str(name): value.codes if isinstance(value, Coded) else to_array(value, source, f"'{name}'")
-        for name, value in columns.items()
-    }
-    sizes = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
-    first = next(iter(sizes))
-    for name, size in sizes.items():
-        if size != sizes[first] or size < 0:
-            raise DataError(
-                f"{source}: columns must be of one length. '{first}' has {sizes[first]} rows, "
-                f"'{name}' has {max(size, 1)}."
-            )
-    x = [name for name, array in arrays.items() if array.ndim > 1]
-    if len(x) > 1:
-        raise DataError(
-            f"{source}: at most one column may hold arrays or images. '{x[0]}' and '{x[1]}' do. "
-            f"Leave one out: drop=['{x[1]}']."
-        )
-    return RawTable(
-        source,
-        {
-            name: _parse(coded[name]) if name in coded else to_cells(array)
-            for name, array in arrays.items()
-            if array.ndim == 1
-        },
-        np.arange(sizes[first]),
-        x=arrays[x[0]] if x else None,
-    )
-
-
-def to_array(value: Any, source: str, what: str = "the value") -> np.ndarray:
-    """Lists, tensors and series as an array; objects where the entries are of several kinds."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        return value
-    entries = list(value) if isinstance(value, Iterable) else []
-    try:
-        if entries and hasattr(entries[0], "getbands"):  # pillow images
-            images = np.stack([np.asarray(image) for image in entries])
-            return images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
-        if entries and isinstance(entries[0], np.ndarray | list | tuple | Tensor):
-            return np.stack([np.asarray(entry) for entry in entries])
-        if any(entry is None or isinstance(entry, str) for entry in entries):
-            return np.array(entries, dtype=object)
-        return np.asarray(value)
-    except ValueError:
-        raise DataError(
-            f"{source}: the entries of {what} must be of one shape. They are not. Bring them to "
-            f"one size."
-        ) from None
-
-
-def _arrays(arrays: Mapping[str, Any], source: str) -> RawTable:
-    """Arrays x and y, or x_train, y_train, x_test and y_test (and x_validation, y_validation).
-
-    Other arrays with a value per row stand beside them, for `unit` and `time`.
-    """
-    if "x" in arrays:
-        table = from_arrays(arrays["x"], arrays.get("y"), source)
-        rest = {name: value for name, value in arrays.items() if name not in ("x", "y")}
-        return table._replace(beside=_beside(rest, len(table.rows), source))
-    if "x_train" not in arrays:
-        raise DataError(
-            f"{source}: arrays must be named x and y, or x_train, y_train, x_test and y_test. "
-            f"Got {', '.join(arrays) or 'none'}."
-        )
-    parts = [name for name in SPLITS if f"x_{name}" in arrays]
-    xs = [to_array(arrays[f"x_{name}"], source) for name in parts]
-    ys = [arrays.get(f"y_{name}") for name in parts]
-    if len({x.shape[1:] for x in xs}) > 1 or len({y is None for y in ys}) > 1:
-        raise DataError(
-            f"{source}: {' and '.join(parts)} must be alike. They differ in the shape of a sample "
-            f"or in having targets."
-        )
-    y = None if ys[0] is None else np.concatenate([to_array(part, source) for part in ys])
-    split = np.repeat([SPLITS.index(name) for name in parts], [len(x) for x in xs])
-    rest = {
-        name: np.concatenate([to_array(arrays[f"{name}_{part}"], source) for part in parts])
-        for name in sorted({name.rpartition("_")[0] for name in arrays} - {"x", "y"})
-        if all(f"{name}_{part}" in arrays for part in parts)
-    }
-    beside = _beside(rest, len(split), source)
-    return from_arrays(np.concatenate(xs), y, source)._replace(split=split, beside=beside)
-
-
-def _beside(arrays: Mapping[str, Any], n: int, source: str) -> dict[str, Cells]:
-    """The arrays that have one value for each of n rows."""
-    columns = {name: to_array(value, source) for name, value in arrays.items()}
-    return {name: to_cells(c) for name, c in columns.items() if c.shape == (n,)}
-
-
-def from_arrays(x: Any, y: Any, source: str) -> RawTable:
-    """Inputs and targets; a 2-d array of floats becomes columns x0, x1, ..., targets column y."""
-    x = to_array(x, source, "x")
-    if x.dtype.kind not in "biuf" or x.ndim < 2:
-        raise DataError(
-            f"{source}: x must hold numbers, a row per sample. It has type {x.dtype} and shape "
-            f"{list(x.shape)}."
-        )
-    dense = x.ndim > 2 or x.dtype.kind in "iu"
-    cells = {} if dense else {f"x{j}": to_cells(x[:, j]) for j in range(x.shape[1])}
-    if y is not None:
-        y = to_array(y, source, "y")
-        if y.ndim < 1 or len(y) != len(x):
-            raise DataError(
-                f"{source}: x and y must have one row per sample each. x has {len(x)} rows, y has "
-                f"shape {list(y.shape)}."
-            )
-        cells["y"] = to_cells(y)
-    return RawTable(source, cells, np.arange(len(x)), x=x if dense else None)
-
-
-def to_cells(array: np.ndarray) -> Cells:
-    """A column of any type."""
-    kind = array.dtype.kind
-    if kind == "b":
-        return Cells("boolean", array.astype(np.float64))
-    if kind in "iuf":
-        values = array.astype(np.float64)
-        return Cells("nothing" if np.isnan(values).all() else "number", values)
-    if kind == "M":
-        texts = [None if np.isnat(v) else str(v) for v in array.astype("datetime64[us]")]
-        return Cells("date" if any(texts) else "nothing", np.array(texts, dtype=object))
-    entries = [None if v is None or v != v else v for v in array.tolist()]
-    present = [v for v in entries if v is not None]
-    if present and all(isinstance(v, bool) for v in present):
-        return Cells("boolean", np.array([np.nan if v is None else v for v in entries], float))
-    if present and all(isinstance(v, numbers.Number) for v in present):
-        return Cells("number", np.array([np.nan if v is None else v for v in entries], float))
-    if present and all(isinstance(v, datetime.date) for v in present):
-        return Cells(
-            "date", np.array([None if v is None else v.isoformat() for v in entries], object)
-        )
-    return _parse(["" if v is None else str(v) for v in entries])
-
-
-def _parse(
-    texts: Sequence[str] | Coded, decimal_comma: bool = False, missing: frozenset[str] = MISSING
-) -> Cells:
-    """A column of text: what all of its values can be read as."""
-    if not isinstance(texts, Coded):
-        places: dict[str, int] = {}
-        codes = [places.setdefault(text, len(places)) for text in texts]
-        texts = Coded(list(places), np.array(codes, dtype=np.int64))
-    # Values repeat, so each is read once.
-    found = [None if (text := raw.strip()) in missing else text for raw in texts.words]
-    present = [value for value in found if value is not None]
-    if not present:
-        return Cells("nothing", np.full(len(texts.codes), np.nan))
-    first = as_number(present[0], decimal_comma)
-    numbers = [] if first is None else [as_number(value, decimal_comma) for value in found]
-    if numbers and all(number is not None for number in numbers):
-        return Cells("number", np.array(numbers, dtype=np.float64)[texts.codes])
-    if all(value.lower() in ("true", "false") for value in present):
-        flags = [np.nan if value is None else float(value.lower() == "true") for value in found]
-        return Cells("boolean", np.array(flags, dtype=np.float64)[texts.codes])
-    kind = "date" if all(_DATE.fullmatch(value) for value in present) else "text"
-    values = np.array(found, dtype=object)[texts.codes]
-    # Two ways to write a value, such as with and without a space, are one word.
-    distinct = len(set(found)) == len(found)
-    coded = Coded(found, texts.codes) if distinct else None
-    return Cells(kind, values, coded, len(set(present)) < len(present))
-
-
-def as_number(value: str | None, decimal_comma: bool = False) -> float | None:
-    """The number a text stands for, nan for a missing one, None if it is no number."""
-    if value is None:
-        return float("nan")
-    if decimal_comma and _DECIMAL_COMMA.fullmatch(value):
-        value = value.replace(",", ".")
-    try:
-        return None if "_" in value else float(value)  # Python reads 1_000
-    except ValueError:
-        return None
+    return from_parts(arrays, source)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError, unknown
-from coterie.data.tables import Cells, RawTable
+from coterie.data.cells import Cells, RawTable
 
 _DAY_FIRST = re.compile(r"(\d\d?)([./])(\d\d?)[./](\d{4})")
 _ISO = re.compile(r"(\d{4})[-/](\d\d?)[-/](\d\d?)")

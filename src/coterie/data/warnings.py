@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.data.tables import Cells, RawTable
+from coterie.data.cells import Cells, RawTable
 
 COPY = 0.9
 """Correlation from which a column is a near copy of a number to predict."""

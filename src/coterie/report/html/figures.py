@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from coterie.report.evidence import TITLES
-from coterie.report.html.svg import drawing, join, line, path, shorten, tag, text, ticks
+from coterie.report.html.svg import drawing, join, line, path, shorten, tag, tell_apart, text, ticks
 from coterie.report.journey import NOWHERE, OTHERS, journey
 from coterie.report.lines import apart
 from coterie.report.record import Record
@@ -199,8 +199,8 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
             said = f"{count} client" + ("" if count == 1 else "s")
             parts.append(text(right + 18, middle, said, "soft"))
     if named:
-        for client in range(n):
-            parts.append(text(right + 14, spots[-1][client] + 4, shorten(names[client], 17)))
+        for client, name in enumerate(tell_apart(names[:n], 17)):
+            parts.append(text(right + 14, spots[-1][client] + 4, name))
     for x, number in zip(at, found.rounds, strict=True):
         parts.append(text(x, bottom + 16, str(number), "soft", "middle"))
     parts.append(text(left - 20, bottom + 16, "after round", "soft", "end"))

@@ -1,6 +1,7 @@
 """Small pieces of SVG. All text and all values are escaped, so a client may have any name."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -74,6 +75,29 @@ def shorten(said: str, most: int) -> str:
     """
     said = printable(said)
     return said if len(said) <= most else f"{said[: most - 1]}…"
+
+
+def tell_apart(names: Sequence[str], most: int) -> list[str]:
+    """Long names without the beginning and end that all of them share, cut.
+
+    >>> tell_apart(["Data_Dongsi_2013", "Data_Gucheng_2013"], 12)
+    ['…Dongsi…', '…Gucheng…']
+    >>> tell_apart(["ann", "anna"], 12)
+    ['ann', 'anna']
+    """
+    if len(names) < 2 or max(map(len, names)) <= most:
+        return [shorten(name, most) for name in names]
+    start = _shared(names)
+    end = _shared([name[start:][::-1] for name in names])
+    start, end = (start if start > 3 else 0), (end if end > 3 else 0)
+    parts = [name[start : len(name) - end] for name in names]
+    return [shorten("…" * (start > 0) + part + "…" * (end > 0), most) for part in parts]
+
+
+def _shared(names: Sequence[str]) -> int:
+    """Number of letters with which all names begin."""
+    same = [len(set(letters)) == 1 for letters in zip(*names, strict=False)]
+    return [*same, False].index(False)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
