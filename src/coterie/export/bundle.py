@@ -106,14 +106,13 @@ class Bundle:
                 units = np.array(["\0".join(row) for row in zip(*columns, strict=True)])
         label = y if self.manifest["task"] == "classification" else np.zeros(len(x), dtype=int)
         answers = self._losses(self._run(router["networks"], x), y)
-        found = find_group(answers, label, kept, units, router["level"])
+        found = find_group(answers, label, kept, units, router["level"], router["refusal"])
         fitting = [one for one, p in found["p"].items() if p > router["level"]]
         if router["ties"] == "smallest loss" and len(fitting) > 1:
             own = {self.models[name]["group"]: loss for name, loss in losses.items()}
             first, second, *_ = sorted(fitting, key=lambda one: own.get(one, np.inf))
             apart = (own[second] - own[first]) / max(own[second] + own[first], 1e-300)
-            found |= {"group": first, "fits": True, "margin": apart}
-            found |= {"score": min(found["score"], 1.0)}
+            found |= {"group": first, "fits": first >= 0, "margin": apart}
         return found
 
     def _losses(self, output, y):

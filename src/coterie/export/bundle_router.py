@@ -13,7 +13,7 @@ import numpy as np
 FOLDS = 4
 
 
-def find_group(losses, y, kept, units=None, level=0.01, seed=0):
+def find_group(losses, y, kept, units=None, level=0.01, refusal=1.5, seed=0):
     """The nearest group, whether the client fits it, and the p-value for each group.
 
     Parameters
@@ -26,6 +26,10 @@ def find_group(losses, y, kept, units=None, level=0.01, seed=0):
         The arrays of router.npz.
     units
         Which rows belong together, such as those of a patient: [n]. None: every row is a unit.
+    level
+        The p-value below which a score exceeds 1.
+    refusal
+        The score from which a client is refused.
     """
     units = np.arange(len(losses)) if units is None else np.unique(units, return_inverse=True)[1]
     by_class = kept["losses_mean"].shape[1] > 1
@@ -43,10 +47,11 @@ def find_group(losses, y, kept, units=None, level=0.01, seed=0):
         margin = float((near[1] - near[0]) / (near[1] + near[0])) if near[1] + near[0] > 0 else 1.0
     margin = margin if np.isfinite(near[0]) else 0.0
     number = [int(one) for one in kept["number"]]
+    score = max(_normal_isf(p[place]) / _normal_isf(level), 0.0)
     return {
         "group": number[place],
-        "fits": bool(p[place] > level) and number[place] >= 0,
-        "score": max(_normal_isf(p[place]) / _normal_isf(level), 0.0),
+        "fits": score <= refusal and number[place] >= 0,
+        "score": score,
         "margin": margin,
         "p": {one: float(value) for one, value in zip(number, p, strict=True)},
     }

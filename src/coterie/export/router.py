@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.algorithms.survey.seeded import REFUSAL
 from coterie.core.model import Model
 from coterie.core.random import fold
 from coterie.core.tree import Tree, n_bytes, named_leaves, tree_map
@@ -30,7 +31,7 @@ SMALLEST = (
 )
 DISTANCE = (
     "losses of networks that were never trained, by class and fold, compared with those of the "
-    f"groups; a client fits a group if the p-value exceeds {LEVEL}"
+    f"groups; a score of 1 is a p-value of {LEVEL}, and a client is refused from {REFUSAL} on"
 )
 TIES = "; of several groups that fit, the one whose model has the smallest loss"
 
@@ -50,7 +51,8 @@ class Drawn(nn.Module):
         """The outputs of all networks for some inputs."""
         # One by one: a network that is stacked over its weights cannot be exported.
         outputs = [self.model.apply(self._weights(number), x) for number in range(self.networks)]
-        return torch.stack([output.reshape(len(x), -1) for output in outputs], 1)
+        flat = [one.flatten(1) if one.ndim > 1 else one[:, None] for one in outputs]
+        return torch.stack(flat, 1)
 
     def _weights(self, number: int) -> Tree:
         tree = self.trees[number]
