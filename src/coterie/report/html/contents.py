@@ -167,8 +167,15 @@ def _quiet(path: Path) -> float:
 def _waiting(path: Path) -> list[tuple[str, float]]:
     """Clients that a deployment waits for, and for how many seconds; it writes them beside it."""
     try:
-        found = json.loads(path.with_name(path.name + ".live.json").read_text())
+        live = path.with_name(path.name + ".live.json")
+        found = parse_json(read(live, JSON_BYTES), live.name)
         since = {str(one["client"]): float(one["since"]) for one in found}
-    except (OSError, ValueError, TypeError, KeyError):  # a simulation, or it is being written
+    except (
+        DataError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ):  # a simulation, or it is being written
         return []
     return sorted(((name, time.time() - at) for name, at in since.items()), key=lambda one: -one[1])
