@@ -85,13 +85,13 @@ def main() -> None:
         "--newcomers", type=int, default=100, help="number of newcomers of each kind"
     )
     given = parser.parse_args()
-    names = ["method", "seed", "ARI", "right", *(f"refused {kind}" for kind in KINDS)]
+    names = ["method", "seed", "ARI", "newcomers", "right", *(f"refused {kind}" for kind in KINDS)]
     lines = []
     for method in ("census", "survey"):
         for seed in range(given.seeds):
             fit, truth = members(method, seed)
             counts = count_placed(fit, truth, newcomers(given.newcomers, seed))
-            lines.append([method, seed, fit.summary["ari"], *counts.values()])
+            lines.append([method, seed, fit.summary["ari"], given.newcomers, *counts.values()])
     table(f"Newcomers, {given.newcomers} of each kind", names, lines)
     write(given.json, [dict(zip(names, line, strict=True)) for line in lines])
 
