@@ -244,7 +244,8 @@ class Fitted:
         with fed.aside():
             state, last = grow(self.state, len(names)), torch.tensor([len(names) - 1])
             _, evidence = self.algorithm.place(fed, state, last)
-        numbers = {line["model"]: line["group"] for line in self.cards}
+        with blame("final/groups.json"):
+            numbers = {int(line["model"]): int(line["group"]) for line in self.cards}
         # A client that prefers a model without clients fits no group.
         group = numbers.get(int(evidence.group[0]), -1)
         fits = bool(evidence.fits[0]) and group >= 0

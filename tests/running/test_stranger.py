@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import coterie
@@ -411,3 +412,10 @@ def test_half_a_character_is_no_text(folder):
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "note": "\ud800"}))
     refused(folder, coterie.load, r"run\.json is damaged: it contains text that is not Unicode")
+
+
+def test_a_group_that_is_no_number_is_named_when_a_client_is_placed(folder):
+    edit(folder / "final" / "groups.json", lambda rows: rows["groups"][0].update(model={"a": 1}))
+    reseal(folder)
+    rows = np.zeros((4, 2), dtype=np.float32), np.zeros(4, dtype=np.int64)
+    refused(folder, lambda path: coterie.load(path).place(*rows), r"groups\.json is damaged")

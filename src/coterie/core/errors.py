@@ -3,9 +3,20 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1500
+"""Letters of a message; a value that it quotes may be as long as a file."""
+
 
 class CoterieError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of this package.
+
+    >>> len(str(CoterieError("x" * 100_000)))
+    1500
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= LONGEST else f"{text[:994]} [...] {text[-499:]}"
 
 
 class ConfigError(CoterieError):

@@ -82,16 +82,18 @@ def decide(name: str, profiles: Sequence[Profile], sources: Sequence[str]) -> st
     if kinds in ({"number"}, {"boolean"}, {"date"}):
         return kinds.pop()
     if "number" in kinds or numeric:
-        other = next((told.odd for told in profiles if told.odd), None) or next(
-            f"{source} has true and false"
+        words = {"boolean": "true and false", "date": "dates"}
+        others = [told.odd for told in profiles if told.odd] + [
+            f"{source} has {words.get(told.kind, 'text')}"
             for told, source in zip(profiles, sources, strict=True)
-            if told.kind == "boolean"
-        )
+            if told.kind not in ("number", "nothing")
+        ]
         whole = [s for told, s in zip(profiles, sources, strict=True) if told.kind == "number"]
         where = f" in {whole[0]}" if whole else " mostly"
         raise DataError(
             f"Column '{name}' must hold numbers everywhere or nowhere. It holds numbers{where}, "
-            f"but {other}. Correct it, or take all values as categories: categorical=['{name}']."
+            f"but {others[0]}. Correct it, or take all values as categories: "
+            f"categorical=['{name}']."
         )
     different = len(frozenset().union(*(told.hashes for told in profiles)))
     spaced = 2 * sum(told.n_spaced for told in profiles) > n

@@ -108,14 +108,19 @@ def _columns(dataset: Any) -> dict[str, Any]:
 def from_arrow(table: Any, source: str) -> RawTable:
     """A table of pyarrow; the index that pandas adds to one is left out."""
     names = [str(name) for name in table.column_names]
-    if b"pandas" in (table.schema.metadata or {}):
-        told = json.loads(table.schema.metadata[b"pandas"])
-        index = [name for name in told.get("index_columns", ()) if isinstance(name, str)]
+    if index := pandas_index(table):
         table = table.drop_columns([name for name in index if name in names])
         names = [str(name) for name in table.column_names]
     check_columns(names, source)
     columns = {name: to_plain(table.column(j)) for j, name in enumerate(names)}
     return from_columns(columns, source)
+
+
+def pandas_index(table: Any) -> list[str]:
+    """Columns that are the index of a data frame, if one was written."""
+    metadata = table.schema.metadata or {}
+    told = json.loads(metadata[b"pandas"]) if b"pandas" in metadata else {}
+    return [name for name in told.get("index_columns", ()) if isinstance(name, str)]
 
 
 def from_columns(columns: Mapping[str, Any], source: str) -> RawTable:

@@ -31,7 +31,7 @@ from coterie.data.formats import (
     read_regular,
     split_cells,
 )
-from coterie.data.frames import from_arrow, from_columns, from_parts, read_value
+from coterie.data.frames import from_arrow, from_columns, from_parts, pandas_index, read_value
 from coterie.data.limits import check_columns, check_npz, check_parquet, check_workbook
 
 _CONTENTS = {
@@ -209,8 +209,11 @@ def _read_arrow(content: bytes, source: str, ending: str) -> Any:
     try:
         if ending == ".parquet":
             check_parquet(content, source)
-        return parquet.read_table(file) if ending == ".parquet" else feather.read_table(file)
-    except (pyarrow.ArrowException, ValueError, OSError):
+        found = parquet.read_table(file) if ending == ".parquet" else feather.read_table(file)
+        found.validate(full=True)  # or damaged lengths would be read beyond the file's end
+        pandas_index(found)
+        return found
+    except (pyarrow.ArrowException, ValueError, OSError, AttributeError, TypeError):
         raise DataError(
             f"{source}: a {ending} file must hold {_CONTENTS[ending]}. Its content is something "
             f"else, or damaged. Give it the ending of what it is, or write it again."
@@ -231,7 +234,10 @@ def _sheet(content: bytes, source: str, how: Format) -> RawTable:
         book = CalamineWorkbook.from_filelike(io.BytesIO(content))
         name = book.sheet_names[0]
         lines = book.get_sheet_by_index(0).to_python()
-    except (CalamineError, zipfile.BadZipFile, OSError, ValueError, IndexError):
+    except (
+        CalamineError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, IndexError,
+        RuntimeError,
+    ):  # fmt: skip
         raise DataError(
             f"{source}: a .xlsx file must hold an Excel workbook. Its content is something else, "
             f"or damaged. Give it the ending of what it is, or write it again."
