@@ -152,11 +152,17 @@ def test_two_ray_nodes_write_the_files_of_one_process(long, tmp_path):
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "200",  # a busy machine is slow, not wrong
     }
     head = f"127.0.0.2:{_free()}"  # Ray replaces 127.0.0.1 by an address of the network
     ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
-    shared = ["--num-cpus=1", "--include-dashboard=false", "--object-store-memory=200000000"]
-    first = ["--head", "--node-ip-address=127.0.0.2", f"--port={head.split(':')[1]}"]
+    shared = ["--num-cpus=1", "--object-store-memory=200000000"]
+    first = [
+        "--head",
+        "--include-dashboard=false",
+        "--node-ip-address=127.0.0.2",
+        f"--port={head.split(':')[1]}",
+    ]
     first.append(f"--temp-dir={place}")
     second = ["--node-ip-address=127.0.0.3", f"--address={head}"]
     nodes = []

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import warnings
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from coterie.core.algorithm import find
 from coterie.core.client import task
 from coterie.core.errors import ConfigError, DataError, FederationError, TaskError
 from coterie.core.memory import Memory
+from coterie.engines.ray_pool import _knock
 from coterie.engines.sharded import RESTARTS, Here, Lost, Shard, Sharded
 from coterie.running.build import Settings, build
 from coterie.running.loop import resume, run
@@ -160,6 +162,13 @@ def test_shards_refuse_data_that_differ_from_those_of_the_run():
 def test_shards_without_ray_are_refused():
     with pytest.raises(ConfigError, match='belong to engine="ray"'):
         Settings(shards=2)
+
+
+def test_an_address_where_nobody_answers_is_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(FederationError, match=rf"No Ray cluster answers at {address}"):
+        _knock(address)
 
 
 # Ray itself

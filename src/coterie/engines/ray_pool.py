@@ -6,7 +6,9 @@ apply: start its nodes with a token (see "Scaling" in the documentation).
 """
 
 import os
+import re
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -34,6 +36,9 @@ def connect(address: str | None, shards: int) -> Any:
                 "networks. Import ray later, or call ray.init yourself."
             )
         _keep_to_this_machine()
+    elif re.fullmatch(r"[^:/]+:\d+", address):
+        _knock(address)
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         import ray
     except ImportError:
@@ -54,6 +59,18 @@ def connect(address: str | None, shards: int) -> Any:
     return ray
 
 
+def _knock(address: str) -> None:
+    """Find out at once that nobody answers; Ray itself tries for minutes."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FederationError(
+            f"No Ray cluster answers at {address} ({error}). Start one there: ray start --head. Or "
+            "leave the address out to use this machine."
+        ) from None
+
+
 def _brief(error: Exception) -> str:
     """The first line of an error of Ray, as a sentence."""
     text = str(error).strip() or type(error).__name__
@@ -65,6 +82,7 @@ def _keep_to_this_machine() -> None:
     own = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: listen on loopback only
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",  # a busy machine is slow
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
