@@ -145,7 +145,7 @@ def near(shown: str, printed: str, percent: bool = False) -> bool:
         ("...\n0.5 of all\n...", "0.5 of all", True),
         (
             "run  seconds\n---  -------\na  1.0\nb  2.0\n\n0.5",
-            "run  seconds\n-\na 9.1\nb 8.7\n0.5",
+            "run  seconds\n-  -\na 9.1\nb 8.7\n0.5",
             True,
         ),
         ("accuracy is 98.6%.\n...", "accuracy is 98.6%.\n\nSaved", True),
