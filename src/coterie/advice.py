@@ -86,7 +86,8 @@ class Advice:
 
     def picture(self, out: str | Path) -> Path:
         """Draw what each number of groups leaves unexplained to a file."""
-        return evidence.picture(self.evidence["curves"], out)
+        odd = len(self.odd) if self.n_groups is not None else 0
+        return evidence.picture(self.evidence["curves"], out, odd)
 
     @property
     def why(self) -> Why:

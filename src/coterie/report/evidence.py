@@ -27,6 +27,15 @@ TITLES = {
 }
 
 
+CRITERIA = {
+    "unexplained share": "share of what differs between clients that is left unexplained",
+    "noise ratio": "spread within groups, in units of what chance alone makes (1: chance only)",
+    "silhouette": "how much nearer clients are to their own group than to the next (1: clear)",
+}
+"""Criteria, as the line under a title explains them."""
+SHARES = ("unexplained share",)
+
+
 def table(curves: Sequence[Line]) -> Table:
     """A row per number of groups, a column per curve, and which number each curve chose."""
     ks = sorted({k for line in curves for k in line["ks"]})
@@ -88,34 +97,59 @@ def decisive(curves: Sequence[Line]) -> Line:
     return next((line for line in curves if line["decides"]), curves[0])
 
 
-def picture(curves: Sequence[Line], out: str | Path) -> Path:
-    """Draw each curve with its threshold, the number chosen and the runner-up."""
+def picture(curves: Sequence[Line], out: str | Path, odd: int = 0) -> Path:
+    """Draw each curve with its threshold, the number chosen and the runner-up.
+
+    Parameters
+    ----------
+    odd
+        Number of odd clients, each of which the curves count as a set of its own.
+    """
     if not curves:
         raise ConfigError(
             "Picture: there is no evidence to draw, because the number of groups was given. Leave "
             "n_groups out, so that the method finds it."
         )
-    return paper.draw(lambda: figure(curves), out)
+    return paper.draw(lambda: figure(curves, odd), out)
 
 
-def figure(curves: Sequence[Line]) -> "Figure":
+WIDE, TALL = 7.6, 4.9  # inches: of a panel
+
+
+def figure(curves: Sequence[Line], odd: int = 0) -> "Figure":
     """A panel per curve, side by side; the one that decided is drawn in full colour."""
-    page = paper.new_page(0.4 + 5.6 * len(curves), 4.6)
+    page = paper.new_page(0.4 + WIDE * len(curves), TALL)
     for place, line in enumerate(curves):
-        ax = paper.axes_at(page, 0.95 + 5.6 * place, 0.75, 4.4, 2.85)
-        _curve(ax, line)
+        ax = paper.axes_at(page, 0.85 + WIDE * place, 0.8, WIDE - 1.0, TALL - 1.75)
+        _curve(ax, line, odd)
         name = TITLES.get(line["name"], line["name"])
-        k = line["chosen"]
-        chosen = "no number fits" if k is None else f"{k} group{'s' if k > 1 else ''}"
-        role = "" if line["decides"] or len(curves) == 1 else "  (does not decide)"
-        paper.add_heading(
-            ax, (f"{name}: {chosen}", f"{line['criterion']} by number of groups{role}")
-        )
+        role = "" if line["decides"] or len(curves) == 1 else " (does not decide)"
+        about = CRITERIA.get(line["criterion"], line["criterion"])
+        paper.add_heading(ax, (f"{name}: {_found(line['chosen'], odd)}{role}", about))
     return page
 
 
-def _curve(ax: "Axes", line: Line) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+def _found(sets: int | None, odd: int) -> str:
+    """What was found, in a title.
+
+    >>> _found(3, 1), _found(1, 0)
+    ('2 groups and 1 odd client', 'no groups')
+    """
+    if sets is None:
+        return "no number of groups fits"
+    k = sets - odd
+    groups = "no groups" if k < 2 else f"{k} groups"
+    return groups + (f" and {odd} odd client{'s' if odd > 1 else ''}" if odd else "")
+
+
+def _curve(ax: "Axes", line: Line, odd: int) -> None:
+    from matplotlib.ticker import (
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        PercentFormatter,
+    )
 
     colour = paper.COLOURS[0] if line["decides"] else paper.UNKNOWN
     points = [(k, v) for k, v in zip(line["ks"], line["values"], strict=True) if v is not None]
@@ -129,6 +163,9 @@ def _curve(ax: "Axes", line: Line) -> None:
             edge, [most[0], *most, most[-1]], color=paper.COLOURS[4], linewidth=1.3,
             linestyle="--", zorder=2, label="noise up to here",
         )  # fmt: skip
+    if line["criterion"] in SHARES:
+        ax.set_ylim(min(0.0, low) - 0.03, 1.06)
+        ax.yaxis.set_major_formatter(PercentFormatter(1, 0, " %"))
     if most and low > 0:  # ratios: the eye must see what lies around 1
         ax.set_yscale("log")
         ax.set_ylim(0.8 * low, 1.3 * max(high, 2.0))
@@ -144,10 +181,10 @@ def _curve(ax: "Axes", line: Line) -> None:
         alike = " (not distinguishable)" if key == "runner_up" and k in line["close"] else ""
         ax.plot(
             k, found[k], marker=marker, markersize=size, color=shade, linestyle="", zorder=4,
-            label=f"{key.replace('_', '-')}: {k}{alike}",
+            clip_on=False, label=f"{key.replace('_', '-')}: {k}{alike}",
         )  # fmt: skip
     ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     ax.grid(visible=False, axis="x")
-    ax.set_xlabel("number of groups")
+    ax.set_xlabel("number of sets: groups and odd clients" if odd else "number of groups")
     ax.legend(loc="upper right", frameon=False, fontsize=10, labelcolor=paper.INK)

@@ -5,13 +5,15 @@ How it is found: `running/verdict.py`.
 
 import json
 import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from coterie.core.errors import ConfigError
-from coterie.report.mixture_pictures import _page
-from coterie.report.page import COLOURS, SOFT
+from coterie.report import page as paper
+from coterie.report.page import COLOURS, INK, SOFT
 from coterie.report.table import Table
 from coterie.report.words import (
     NAMES,
@@ -21,7 +23,12 @@ from coterie.report.words import (
     way_instead,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 ARMS = ("one", "groups", "alone")
+BETTER, WORSE = COLOURS[2], COLOURS[4]
 INTERVALS = ("per_client", "per_row", "without")
 FORMATS = {"one": ".4f", "groups": ".4f", "alone": ".4f"}
 WAYS = {"loss per client": ".4f", "loss per row": ".4f"}
@@ -397,39 +404,80 @@ def _between(gain: Interval) -> str:
     return f"the loss may be higher by up to {-gain.low:.3f} or lower by up to {gain.high:.3f}"
 
 
+WIDE, LEFT = 9.2, 3.1  # inches: of the page, and of names on the left
+MOST_BARS = 60  # clients whose names are written
+
+
 def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
     """Mean gains with their intervals, and every client's gain in the first comparison."""
     if not verdict.per_client:
         raise ConfigError(f"Picture: there is no verdict to draw yet. {verdict.why}")
+    return paper.draw(lambda: _figure(verdict), out)
+
+
+def _figure(verdict: Verdict) -> "Figure":
     pair = next(iter(verdict.per_client))
     better, worse = pair.split(" over ")
     lines = [line for line in verdict.clients if line["rows"]]
     lines.sort(key=lambda line: float(line[worse] - line[better]))
-    height = max(3.2, 1.6 + 0.16 * len(lines))
-    with _page(8.4, min(height, 14), out) as page:
-        top, bottom = page.subplots(2, 1, height_ratios=[1.1, max(2.0, height - 1.9)])
-        names = list(verdict.per_client)
-        for place, name in enumerate(reversed(names)):
-            gain = verdict.per_client[name]
-            colour = COLOURS[2] if gain.low > 0 else COLOURS[4] if gain.high < 0 else SOFT
-            top.plot([gain.low, gain.high], [place, place], color=colour, linewidth=3)
-            top.plot([gain.mean], [place], "o", color=colour, markersize=7)
-        top.set_yticks(range(len(names)), list(reversed(names)))
-        top.set_ylim(-0.6, len(names) - 0.4)
-        top.axvline(0, color=SOFT, linewidth=1)
-        top.set_xlabel("mean gain in held-out loss, 95 % interval")
-        provisional = ", provisional" if verdict.provisional else ""
-        title = f"Recommendation: {verdict.recommendation}{provisional}"
-        top.set_title(title, fontsize=12, loc="left")
-        gains = [line[worse] - line[better] for line in lines]
-        colours = [COLOURS[2] if gain > 0 else COLOURS[4] for gain in gains]
-        bottom.barh(range(len(lines)), gains, color=colours, height=0.7)
-        if len(lines) <= 60:
-            bottom.set_yticks(range(len(lines)), [line["client"] for line in lines], fontsize=8)
-        else:
-            bottom.set_yticks([])
-            bottom.set_ylabel(f"{len(lines)} clients")
-        bottom.axvline(0, color=SOFT, linewidth=1)
-        bottom.set_ylim(-0.7, len(lines) - 0.3)
-        bottom.set_xlabel(f"gain of each client, {pair}: difference of its losses")
-    return Path(out)
+    tall = 0.2 * len(lines) + 0.2 if len(lines) <= MOST_BARS else 6.0
+    pairs = 0.42 * len(verdict.per_client) + 0.2
+    page = paper.new_page(WIDE, tall + pairs + 2.85)
+    wide = WIDE - LEFT - 0.35
+    top = paper.axes_at(page, LEFT, tall + 2.0, wide, pairs)
+    _draw_pairs(top, verdict)
+    clients = paper.axes_at(page, LEFT, 0.75, wide, tall)
+    _draw_clients(clients, lines, better, worse)
+    said = verdict.headline.removeprefix("Recommendation: ").rstrip(".")
+    more = " (provisional)" if verdict.provisional else ""
+    chosen = textwrap.shorten(said, 90 - len(more), placeholder=" …") + more
+    heading = "mean gain over clients in held-out loss, with its 95 % interval"
+    _title(page, top, chosen[0].upper() + chosen[1:], heading)
+    one, other = verdict._name(better), verdict._name(worse)
+    about = f"its held-out loss with {other} less that with {one}"
+    _title(page, clients, "Gain of each client", about)
+    return page
+
+
+def _title(page: "Figure", ax: "Axes", title: str, about: str) -> None:
+    """A heading at the left edge of the page, above axes."""
+    w, h = page.get_size_inches()
+    top = ax.get_position().y1
+    page.text(0.25 / w, top + 0.42 / h, title, fontsize=13, fontweight="bold")
+    page.text(0.25 / w, top + 0.17 / h, about, color=SOFT)
+
+
+def _draw_pairs(ax: "Axes", verdict: Verdict) -> None:
+    """A line per comparison."""
+    names = []
+    for place, (pair, gain) in enumerate(reversed(verdict.per_client.items())):
+        colour = BETTER if gain.low > 0 else WORSE if gain.high < 0 else SOFT
+        ax.plot([gain.low, gain.high], [place, place], color=colour, linewidth=3)
+        ax.plot([gain.mean], [place], "o", color=colour, markersize=7)
+        one, other = (verdict._name(way) for way in pair.split(" over "))
+        names.append(f"{one}\nover {other}")
+    ax.set_yticks(range(len(names)), names, fontsize=9, color=INK, linespacing=1.1)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    _finish(ax)
+
+
+def _draw_clients(ax: "Axes", lines: Sequence[dict[str, Any]], better: str, worse: str) -> None:
+    """A bar per client."""
+    gains = [line[worse] - line[better] for line in lines]
+    colours = [BETTER if gain > 0 else WORSE for gain in gains]
+    ax.barh(range(len(lines)), gains, color=colours, height=0.7)
+    ax.set_yticks([])
+    if len(lines) <= MOST_BARS:
+        names = [textwrap.shorten(line["client"], 34, placeholder="…") for line in lines]
+        ax.set_yticks(range(len(lines)), names, fontsize=9, color=INK)
+    else:
+        ax.set_ylabel(f"{len(lines)} clients")
+    ax.set_ylim(-0.7, len(lines) - 0.3)
+    ax.set_xlabel("gain: above zero, the loss is lower")
+    _finish(ax)
+
+
+def _finish(ax: "Axes") -> None:
+    ax.axvline(0, color=SOFT, linewidth=1)
+    ax.spines["left"].set_visible(False)
+    ax.grid(visible=False, axis="y")
