@@ -77,7 +77,7 @@ def words(curves: Sequence[Line]) -> str:
             f"{least:.3g} at best"
         )
         noise = max(line["threshold"], default=None)
-        text += "." if noise is None else f"; only up to {noise:.2g} is noise."
+        text += "." if noise is None or least <= noise else f"; only up to {noise:.2g} is noise."
     else:
         fewer = values.get(chosen - 1)
         beside = "" if fewer is None else f" and {fewer:.4g} with {chosen - 1}"

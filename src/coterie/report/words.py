@@ -150,6 +150,9 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
     sizes = sorted((len(card["clients"]) for card in cards if "odd" not in card), reverse=True)
     if len(sizes) > 1:
         groups = f"{len(sizes)} groups among {n_clients} clients ({join_words(sizes)} clients)."
+        decides = [one for one in summary.get("evidence", []) if one["decides"]]
+        if decides and decides[0]["chosen"] is None:
+            groups += " No number of groups describes them well: clients differ one by one."
         return groups + apart
     if odd:
         return f"No groups: one model for {n_clients - len(odd)} of {n_clients} clients.{apart}"

@@ -124,7 +124,7 @@ def _air() -> dict[str, np.ndarray]:
 
 
 def stations(rng: np.random.Generator) -> FederatedData:
-    """A10: Beijing's twelve stations on a third of the days, drawn at random; the latest are tests."""
+    """A10: Beijing's twelve stations on a random third of the days; the latest are held out."""
     table = _air()
     days = np.unique(table["day"])
     some = np.isin(table["day"], rng.permutation(days)[: len(days) // 3])

@@ -101,3 +101,9 @@ def explain_number(rows: Tensor) -> list[Curve]:
         note = f"losses alone show {found.chosen}; the survey before training showed {used}"
         found = found._replace(chosen=used, runner_up=found.chosen, close=(), note=note)
     return [found]
+
+
+def doubt(one: Curve) -> Curve:
+    """A curve where the survey found no groups: what was chosen is a division like others."""
+    note = "the survey before training found that clients differ one by one"
+    return one._replace(chosen=None, runner_up=one.chosen or one.runner_up, close=(), note=note)
