@@ -9,7 +9,12 @@ import pytest
 from coterie_lab import studies
 from coterie_lab.studies import memory
 
-SHARED = ("common", "evidence_cases", "thorough_kfed")  # used by studies, no studies themselves
+SHARED = (
+    "common",
+    "evidence_answers",
+    "evidence_cases",
+    "thorough_kfed",
+)  # used by studies, no studies themselves
 NAMES = sorted(
     path.stem for path in Path(studies.__file__).parent.glob("[a-z]*.py") if path.stem not in SHARED
 )
