@@ -124,7 +124,7 @@ def figure(curves: Sequence[Line], odd: int = 0) -> "Figure":
         _curve(ax, line, odd)
         name = TITLES.get(line["name"], line["name"])
         role = "" if line["decides"] or len(curves) == 1 else " (does not decide)"
-        about = CRITERIA.get(line["criterion"], line["criterion"])
+        about = CRITERIA.get(str(line["criterion"]), str(line["criterion"]))
         paper.add_heading(ax, (f"{name}: {_found(line['chosen'], odd)}{role}", about))
     return page
 
