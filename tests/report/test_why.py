@@ -57,7 +57,7 @@ FOUND = {
         ),
         (
             line("category", "ward", 0.1, 0.4, -0.4, -0.2, value="a"),
-            "ward is a in 10 % of rows, 40 % elsewhere, 0.25 times as often (20 to 40 points less)",
+            "ward is a in 10 % of rows, 40 % elsewhere (20 to 40 points less)",
         ),
         (
             line("missing", "ca", 0.99, 0.02, 0.9, 0.98),

@@ -271,10 +271,10 @@ def _size(one: Mapping[str, Any]) -> str:
 
 def _times(here: float, elsewhere: float) -> str:
     """
-    >>> _times(0.6, 0.2), _times(0.3, 0.2)
+    >>> _times(0.6, 0.2), _times(0.2, 0.6)
     (', 3 times as often', '')
     """
-    if min(here, elsewhere) < 0.005 or 0.5 < here / elsewhere < 2:
+    if min(here, elsewhere) < 0.005 or here / elsewhere < 2:
         return ""
     return f", {_ratio(here / elsewhere)} times as often"
 

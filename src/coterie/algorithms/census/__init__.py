@@ -28,12 +28,7 @@ from torch import Tensor
 from coterie.algorithms import common
 from coterie.algorithms.census.accumulate import append, noise_units
 from coterie.algorithms.census.alone import add_models, count_models, no_models
-from coterie.algorithms.census.grouping import (
-    doubt,
-    explain_number,
-    find_groups,
-    measure_losses,
-)
+from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
 from coterie.algorithms.survey.seeded import NETWORKS, REFUSAL, ask, choose_statistic, look
 from coterie.algorithms.survey.seeded import columns as to_columns
@@ -52,8 +47,6 @@ from coterie.evidence.summaries import select
 
 NOTHING = torch.zeros(0, 0, dtype=torch.float64)
 
-FALSE = torch.tensor(False)
-
 
 class State(NamedTuple):
     shared: Params  # what all groups share; empty without a head
@@ -70,7 +63,7 @@ class State(NamedTuple):
     odd: Annotated[Tensor, Fill(0)] = NOTHING.flatten()  # [clients]  1: by the survey, for good
     seat: PerClient = NOTHING.flatten().long()  # [clients]  row of its own model in `alone`, or -1
     curve: Tensor = NOTHING  # [j, 3]  number of groups, noise ratio, 1 if chosen: last clustering
-    stray: Tensor = FALSE  # whether the survey found that no number describes the clients
+    stray: Tensor = torch.tensor(False)  # the survey found no number of groups
 
 
 @register("census")
@@ -192,8 +185,8 @@ class Census(Algorithm):
             heard, seen = look(self, fed, cohort, fed.key("survey"), most, self.n_groups)
             if seen is not None:
                 units, counts = append(state.units, state.counts, heard, *to_columns(seen))
-                stray = torch.tensor(seen.n_groups is None)
-                state = state._replace(units=units, counts=counts, stray=stray)
+                state = state._replace(units=units, counts=counts)
+                state = state._replace(stray=torch.tensor(seen.n_groups is None))
                 group = group % seen.used  # of clients that did not answer
                 answered = torch.isin(cohort, heard)
                 group[answered] = torch.where(seen.odd, 0, seen.labels)
@@ -251,10 +244,7 @@ class Census(Algorithm):
         return state._replace(assignment=placed[0]), placed[1]._replace(fits=fits)
 
     def curves(self, state: State) -> list[Curve]:
-        if self.n_groups is not None:
-            return []
-        found = explain_number(state.curve)
-        return [doubt(one) for one in found] if bool(state.stray) else found
+        return [] if self.n_groups is not None else explain_number(state.curve, bool(state.stray))
 
     def odd(self, state: State) -> Ids:
         return state.aside.nonzero()[:, 0]

@@ -90,20 +90,16 @@ def _choose_number(tree: Ward, points: Tensor, limit: int, least: int) -> tuple[
     return k, torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
 
 
-def explain_number(rows: Tensor) -> list[Curve]:
-    """The curve of a chosen number of groups, [j, 3], for reports; none if it is empty."""
+def explain_number(rows: Tensor, stray: bool) -> list[Curve]:
+    """The curve of a number of groups, [j, 3], for reports; `stray`: the survey found none."""
     if not len(rows):
         return []
     ratio = torch.cat([rows[:, 1], rows.new_tensor([torch.nan])])
     found = curve(choose_by_noise(ratio, len(rows), THRESHOLD), "losses")
     used = int(rows[rows[:, 2] == 1, 0].sum())
+    if stray:
+        found = found._replace(chosen=None, close=(), note="the survey before training found none")
     if found.chosen is not None and used > found.chosen:
         note = f"losses alone show {found.chosen}; the survey before training showed {used}"
         found = found._replace(chosen=used, runner_up=found.chosen, close=(), note=note)
     return [found]
-
-
-def doubt(one: Curve) -> Curve:
-    """A curve where the survey found no groups: what was chosen is a division like others."""
-    note = "the survey before training found that clients differ one by one"
-    return one._replace(chosen=None, runner_up=one.chosen or one.runner_up, close=(), note=note)
