@@ -169,10 +169,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--drills", type=int, default=TWENTY + 4)
+    every = list(range(1, TWENTY + 5))
+    parser.add_argument("--drills", nargs="+", type=int, default=every, help="their numbers")
     parser.add_argument("--stock", action="store_true", help="with Flower's own nodes")
     parser.add_argument("--database", action="store_true", help="SuperLink with a database")
-    parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file for the lines")
     parser.add_argument("--page", type=Path, help="write the table into this page, and run nothing")
     options = parser.parse_args()
@@ -189,7 +189,7 @@ def main() -> None:
         sizes = {phase: traffic[phase]["up"] / 4 for phase in PHASES}
         kinds = {"stock": options.stock, "database": options.database}
         with federation(place / "real", tables, deadline=DEADLINE, **kinds) as local:
-            for number in range(options.first, options.drills):
+            for number in (drill - 1 for drill in options.drills):
                 kind = KINDS[number % len(KINDS)] if number < TWENTY else LINK
                 quiet(f"drill {number + 1}: {kind}")
                 line = {

@@ -1,9 +1,9 @@
 """The parts of Flower that are not its public interface. Only this file names them.
 
 They were read and tried in Flower 1.41, and `pyproject.toml` allows no other version. Flower 1.42
-could not be installed where Coterie is tested, because it requires a newer certifi than was
-available; in its wheel, the modules below are the same. For another version, compare this file with
-it, run `tests/deploy` and `benchmarks/flower/drills.py`, and then change `VERSION`. Until then,
+requires a newer certifi than was available where Coterie is tested; its code, loaded in spite of
+that, carried short runs with the same bits. For another version, compare this file with it, run
+`tests/deploy` and `benchmarks/flower/drills.py`, and then change `VERSION`. Until then,
 `coterie deploy up --stock` uses nothing of this file on the nodes.
 
 - A node talks to the SuperLink through Flower's Fleet client: TLS, signatures and heartbeats are
