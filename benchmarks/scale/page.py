@@ -9,7 +9,7 @@ from typing import Any
 
 from common import stored
 
-from coterie.report.page import COLOURS, use_style
+from coterie.report.page import COLOURS, SOFT, axes_at, new_page, use_style
 
 LINES = {
     "round-{m}-ifca": "round of IFCA",
@@ -24,7 +24,7 @@ def table() -> list[str]:
     """Seconds and memory by number of clients, as Markdown."""
     found = stored("million")
     out = ["| | " + " | ".join(f"{m:,} clients" for m in SIZES) + " |", "|---" * 4 + "|"]
-    labels = {**LINES, "kmeans-{m}-4": "the same, 4 groups"}
+    labels = {**LINES, "kmeans-{m}-4": "CLoVE's clustering on the server, 4 groups"}
     for name, label in labels.items():
         cells = []
         for m in SIZES:
@@ -59,22 +59,24 @@ def draw(path: Path) -> None:
     """Seconds and memory against the number of clients."""
     found = stored("million")
     with use_style():
-        from matplotlib.figure import Figure
-
-        page = Figure(figsize=(9, 3.8), layout="constrained")
-        axes: Any = page.subplots(1, 2)
+        page = new_page(9, 4.4)
+        left, right = axes_at(page, 0.7, 1.3, 3.6, 2.6), axes_at(page, 5.2, 1.3, 3.6, 2.6)
         for colour, (name, label) in zip(COLOURS, LINES.items(), strict=False):
             lines = {m: found.get(name.format(m=m), {}) for m in SIZES}
             known = [m for m in SIZES if "seconds" in lines[m]]
-            options: dict[str, Any] = {"marker": "o", "color": colour, "label": label}
-            axes[0].plot(known, [lines[m]["seconds"] for m in known], **options)
-            axes[1].plot(known, [lines[m]["memory"] / 1000 for m in known], **options)
-        for axis, title in zip(axes, ("seconds of one core", "memory, GB"), strict=True):
+            look: dict[str, Any] = {"marker": "o", "color": colour, "label": label}
+            left.plot(known, [lines[m]["seconds"] for m in known], **look)
+            right.plot(known, [lines[m]["memory"] / 1000 for m in known], **look)
+        for axis, title in ((left, "seconds of one core"), (right, "memory, GB")):
             axis.set(xscale="log", yscale="log", xlabel="clients", title=title)
-        axes[1].axhline(24, color="grey", linestyle=":")
-        axes[1].text(SIZES[0], 25.5, "this machine", color="grey", fontsize=9)
-        axes[1].set_ylim(0.3, 45)
-        axes[0].legend(fontsize=9, loc="upper left")
+            for side in (axis.xaxis, axis.yaxis):
+                side.set_major_formatter(lambda value, _: f"{value:,.10g}")
+                side.set_minor_formatter(lambda value, _: "")
+            axis.set_xlim(7e3, 1.4e6)
+        right.axhline(24, color=SOFT, linestyle=":")
+        right.text(SIZES[0], 25.5, "this machine", color=SOFT, fontsize=9)
+        right.set_ylim(0.3, 45)
+        page.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=2, frameon=False)
         page.savefig(path)
 
 
