@@ -809,7 +809,7 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
         )
     with blame("final/why.json"):
         found = Why.of(files["why.json"], files.get("why_images.safetensors"))
-        str(found)  # or the damage would show when it is printed
+        str(found).encode()  # or the damage would show when it is printed
     return found
 
 
@@ -817,7 +817,7 @@ def read_verdict(files: dict[str, bytes]) -> Verdict:
     """The verdict, from the files of a finished run."""
     with blame("final/verdict.json"):
         found = Verdict.of(files["verdict.json"])
-        str(found)  # or the damage would show when it is printed
+        str(found).encode()  # or the damage would show when it is printed
     return found
 
 

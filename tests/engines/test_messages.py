@@ -213,6 +213,18 @@ class Post(RuleBasedStateMachine):
         if len(ids):
             assert reply["x"].tolist() == [float(self.round)] * len(ids)
 
+    @precondition(lambda self: self.heard is not None)
+    @invariant()
+    def the_mean_is_that_of_the_clean_run_or_somebody_is_named(self):
+        """Every honest answer is the round's number, so any mean of answers that count is it."""
+        ids, reply = self.heard
+        gone = set(self.fed.names) - {self.fed.names[i] for i in ids.tolist()}
+        if gone:
+            assert any(f"'{name}'" in self.fed.why_missing() for name in gone)
+        else:
+            assert reply["x"].mean() == float(self.round)
+            assert reply["n"].tolist() == [3] * len(self.NAMES)
+
     @invariant()
     def the_version_is_ours(self):
         assert PROTOCOL == 3

@@ -47,3 +47,10 @@ def test_code_that_ran_and_a_file_that_changed_are_noticed(made):
     assert not made.safe()
     made.restore()
     assert made.safe()
+
+
+@pytest.mark.parametrize("number", [2665, 19478, 20616, 28688, 36863])
+def test_what_ended_in_a_foreign_exception_once_is_refused(made, monkeypatch, number):
+    monkeypatch.chdir(made.folder)
+    found = folder_fuzz.try_one(made, random.Random(f"0/{number}"))
+    assert found["end"] in ("read", "refused"), found
