@@ -9,7 +9,7 @@ from typing import Any
 from coterie.running.folder import write
 from coterie.running.progress import duration
 from coterie_lab import recipes  # noqa: F401 - registers them
-from coterie_lab.recipe import RECIPES, Recipe
+from coterie_lab.recipe import RECIPES, Entry, Recipe
 from coterie_lab.reproduce import Plan, machine, read_summary, summary_path
 from coterie_lab.tables import (
     OURS,
@@ -266,7 +266,7 @@ def _differences(recipe: Recipe, plan: Plan) -> list[str]:
         if gap is None or not whole or "%" not in recipe.title or abs(gap) <= 3:
             continue
         assert entry.published is not None
-        why = " ".join(entry.notes) or "No explanation yet."
+        why = " ".join([*entry.notes, *_groups_found(entry, found)]) or "No explanation yet."
         cells = [entry.part, entry.row, entry.column, entry.published.text, ours.text(1)]
         rows.append("| " + " | ".join([*cells, f"{gap:+.1f}", why]) + " |")
     if not rows:
@@ -277,6 +277,25 @@ def _differences(recipe: Recipe, plan: Plan) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     return [*head, *rows, ""]
+
+
+def _groups_found(entry: Entry, found: list[dict[str, Any]]) -> list[str]:
+    """How well our runs and the published ones found the groups, where they differ."""
+    printed = [
+        other.published
+        for recipe in RECIPES.values()
+        for other in recipe.entries
+        if other.metric == "ari" and other.study is not None and other.published is not None
+        if entry.study is not None and other.study.name == entry.study.name
+    ]
+    ours = [one["ari"] for one in found if one.get("ari") is not None]
+    if not ours or not printed or printed[0].mean is None:
+        return []
+    own = ", ".join(f"{value:.2f}" for value in ours)
+    mean = sum(ours) / len(ours)
+    if abs(mean - printed[0].mean) < 0.05:
+        return [f"It is not the groups: ARI {own} in our runs, published {printed[0].text}."]
+    return [f"Groups: ARI {own} in our runs, published {printed[0].text}."]
 
 
 def _check_averages(recipe: Recipe, plan: Plan) -> list[str]:

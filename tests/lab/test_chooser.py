@@ -28,6 +28,20 @@ def test_methods_are_ranked_within_one_scale(monkeypatch):
     assert "`b`\u00a095.0<br>`a`\u00a090.0" in chooser.section({"none": found})
 
 
+def test_methods_are_compared_on_the_same_seeds(monkeypatch):
+    monkeypatch.setitem(chooser.KINDS, "none", ("nothing", ("kinds/*/none",), 2))
+    runs = [
+        run(f"kinds/x/none/{name}", value, seed=seed)
+        for name, values in (("a", (90, 92, 10)), ("b", (91, 93)))
+        for seed, value in enumerate(values)
+    ]
+    found = chooser.measure(runs)["none"]
+    # the third seed has not run with b, so it does not count for a either
+    assert found["accuracy"] == [["b", 92.0], ["a", 91.0]]
+    assert (found["seeds"], found["spread"]) == (2, 1.41)
+    assert "2 seeds, standard deviation over seeds 1.4 points" in chooser.section({"none": found})
+
+
 def test_a_method_knows_where_it_was_good(monkeypatch):
     kept = {"x": {"accuracy": [["a", 90.0], ["b", 89.5], ["c", 70.0]]}, "y": {"accuracy": []}}
     monkeypatch.setattr(measured, "measurements", lambda: kept)

@@ -82,7 +82,7 @@ def test_missing_files_are_named_with_the_way_out(tmp_path):
     text_ = str(raised.value)
     for part in ("cifar-10-binary.tar.gz", str(tmp_path), "coterie data get cifar10", "quickstart"):
         assert part in text_
-    with pytest.raises(DataError, match=r"LEAF creates them"):
+    with pytest.raises(DataError, match="coterie data get femnist"):
         sources.load("femnist", tmp_path)
     with pytest.raises(ConfigError, match="Did you mean 'mnist'"):
         sources.load("mnits")
@@ -155,6 +155,40 @@ def test_femnist_is_the_same_from_json_and_idx(tmp_path):
     assert one.owners == other.owners == ("ann", "bob")
     assert one.owner.tolist() == [0, 1, 1]
     assert "of 3,597 writers" in other.notes[0]
+
+
+def test_femnist_is_read_from_parquet_in_the_layout_of_its_public_address(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pictures = pytest.importorskip("PIL.Image")
+    x = np.random.default_rng(1).integers(0, 256, (4, 28, 28), dtype=np.uint8)
+
+    def png(pixels):
+        out = io.BytesIO()
+        pictures.fromarray(pixels).save(out, "PNG")
+        return {"bytes": out.getvalue(), "path": None}
+
+    table = pyarrow.table(
+        {
+            "image": [png(each) for each in x],
+            "writer_id": ["f1_02", "f0_14", "f1_02", "f0_14"],
+            "hsf_id": [0, 0, 4, 0],
+            "character": [61, 10, 5, 0],
+        }
+    )
+    out = io.BytesIO()
+    parquet.write_table(table, out, row_group_size=3)  # in several pieces
+    put(tmp_path, femnist.PARQUET, out.getvalue())
+    pool = SOURCES["femnist"].load(tmp_path)
+    assert pool.owners == ("f0_14", "f1_02")
+    assert pool.owner.tolist() == [0, 0, 1, 1]
+    assert pool.y.tolist() == [10, 0, 61, 5]
+    assert [pool.classes[i] for i in pool.y.tolist()] == ["A", "0", "z", "5"]
+    assert torch.equal(pool.x[:, 0], torch.from_numpy(x[[1, 3, 0, 2]]))
+    assert pool.notes == ()
+    put(tmp_path, femnist.PARQUET, b"PAR1 and nothing else")
+    with pytest.raises(DataError, match="columns image, writer_id and character"):
+        SOURCES["femnist"].load(tmp_path)
 
 
 def test_news_become_numbered_words(tmp_path):
@@ -282,6 +316,21 @@ def test_a_cut_download_goes_on_where_it_stopped(shop, tmp_path, ranges):
     (path,) = get(thing, tmp_path)
     assert path.read_bytes() == Shop.content
     assert (Shop.asked[1] > 0) == ranges
+
+
+def test_without_a_published_checksum_that_of_the_first_download_counts(shop, tmp_path):
+    thing = bought(shop, None)
+    (path,) = get(thing, tmp_path)
+    assert verdict(thing.layouts[0].files[0], path) == "ok"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert verdict(thing.layouts[0].files[0], path) == "damaged"
+    get(thing, tmp_path)  # the same file again
+    assert path.read_bytes() == Shop.content
+    Shop.content = b"something else"
+    path.unlink()
+    with pytest.raises(DataError, match="another checksum than the first download"):
+        get(thing, tmp_path)
+    assert not path.exists()
 
 
 def test_a_wrong_file_is_not_kept(shop, tmp_path):

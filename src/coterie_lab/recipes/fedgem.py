@@ -209,6 +209,11 @@ NOTES = (
     "Federated c-means uses the common fuzzifier 2. With twenty features, this makes the "
     "memberships almost equal, and the centres almost coincide. On digits, a fuzzifier of 1.2 "
     "gives an ARI of 0.66, and 2 gives 0.21.",
+    "AFCL, which the paper also compares with, is not built, because its public description (Zhang "
+    "et al., AAAI 2025, arXiv 2412.20341, and its code) does not suffice. In the code, the server "
+    "gets a difference for every sample, from which it restores the sample itself, and the number "
+    "of seeds is drawn between the true number of clusters and twice that; the scripts behind the "
+    "rows of FedGEM's tables never call the server's step.",
 )
 add(
     Recipe(

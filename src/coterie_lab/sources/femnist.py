@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters by writer, as LEAF's JSON or as IDX files with a list of writers.
+"""FEMNIST: handwritten characters by writer: Parquet, LEAF's JSON, or IDX and a list of writers.
 
 Caldas et al.: LEAF, a benchmark for federated settings, 2018, arXiv:1812.01097. Black ink on white.
 LEAF's grouping step stores the first image of almost every writer twice; both copies are kept.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.core.errors import DataError
+from coterie.core.errors import ConfigError, DataError
 from coterie_lab.sources.files import File, Layout, Pool, Source, content
 from coterie_lab.sources.idx import _LETTERS as LETTERS
 from coterie_lab.sources.idx import read_idx
@@ -62,12 +62,51 @@ def _json(folder: Path) -> Pool:
     return _pool(x[:, None], y, writers, counts)
 
 
+def _parquet(folder: Path) -> Pool:
+    """Read the columns `image` (a PNG), `writer_id` and `character` (the number of the class)."""
+    try:
+        import pyarrow
+        from PIL import Image
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            "FEMNIST: reading Parquet needs pyarrow and Pillow, which are not installed. "
+            "Install them with: pip install 'coterie[tables,images]'"
+        ) from error
+    path = folder / PARQUET
+    try:
+        table = parquet.read_table(path, columns=["image", "writer_id", "character"])
+        names = np.asarray(table["writer_id"].to_pylist())
+        order = names.argsort(kind="stable")
+        writers, counts = np.unique(names, return_counts=True)
+        y = torch.tensor(table["character"].to_pylist(), dtype=torch.uint8)[order]
+        x = torch.empty(len(y), 28, 28, dtype=torch.uint8)
+        place = iter(order.argsort().tolist())
+        for batch in table.select(["image"]).to_batches():
+            for picture in batch["image"].field("bytes"):
+                with Image.open(io.BytesIO(picture.as_py())) as image:
+                    x[next(place)] = torch.from_numpy(np.array(image.convert("L")))
+    except (pyarrow.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+        raise DataError(
+            f"{path} must be a Parquet file with the columns image, writer_id and character "
+            f"({error}). Get it again."
+        ) from error
+    return _pool(x[:, None], y, writers.tolist(), counts.tolist())
+
+
+PARQUET = "femnist/femnist.parquet"
+# The version that Hugging Face converted on 24 June 2024; its checksum is not published.
+_ADDRESS = (
+    "https://huggingface.co/datasets/flwrlabs/femnist/resolve/"
+    "e3219ce09911a0053b27146284f7c5414a7efeec/default/train/0000.parquet"
+)
 FEMNIST = Source(
     "femnist",
     "FEMNIST by writer",
-    "github.com/TalwalkarLab/leaf",
-    "data: work of the US government",
+    "huggingface.co/datasets/flwrlabs/femnist, or github.com/TalwalkarLab/leaf",
+    "BSD 2-clause; images: US government",
     (
+        Layout((File(PARQUET, None, _ADDRESS),), _parquet),
         Layout(tuple(File(f"femnist/all_data_{i}.json.gz") for i in range(_JSON)), _json),
         Layout(
             (
@@ -83,10 +122,5 @@ FEMNIST = Source(
             _json,
             f"FEMNIST: some of LEAF's {_JSON} files were not found.",
         ),
-    ),
-    by_hand=(
-        "LEAF creates them from NIST's images: in data/femnist of its repository, run "
-        "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/all_data/*.json to "
-        "femnist/ in the data folder"
     ),
 )

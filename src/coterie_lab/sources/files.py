@@ -160,9 +160,19 @@ def md5(path: Path, unpacked: bool = False) -> str:
     return digest.hexdigest()
 
 
+def first_md5(path: Path) -> Path:
+    """The file with the checksum of a file's first download, if none is published."""
+    return path.with_name(path.name + ".md5")
+
+
 def verdict(file: File, path: Path) -> str:
-    """Compare a file with the published checksum: "ok", "damaged" or "unknown" without one."""
+    """Compare a file with its checksum: "ok", "damaged" or "unknown" without one.
+
+    If no checksum is published, that of the first download counts.
+    """
     try:
+        if file.md5 is None and file.inner is None and first_md5(path).is_file():
+            return "ok" if md5(path) == first_md5(path).read_text().strip() else "damaged"
         if file.md5 is not None and path.name == Path(file.path).name and md5(path) == file.md5:
             return "ok"
         if file.inner is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from coterie.core.errors import DataError
-from coterie_lab.sources.files import File, Layout, Source, folders, verdict
+from coterie_lab.sources.files import File, Layout, Source, first_md5, folders, md5, verdict
 from coterie_lab.sources.lzw import unpack_z
 
 Report = Callable[[str, int, int | None], None]
@@ -21,7 +21,10 @@ _TIMEOUT = 30
 def get(
     source: Source, data_dir: str | Path | None = None, report: Report | None = None
 ) -> list[Path]:
-    """Download the missing files of a data set; return the paths of all files."""
+    """Download the missing files of a data set; return the paths of all files.
+
+    If no checksum is published, that of the first download is kept beside the file.
+    """
     layout = _public(source)
     folder = folders(data_dir)[0]
     paths = []
@@ -59,12 +62,16 @@ def _fetch(source: Source, file: File, folder: Path, report: Report) -> Path:
     if file.member is not None or file.url.endswith(".Z"):
         aside.write_bytes(_unpack(aside, file))
     wanted = File(path.name, file.md5 if packed else file.inner, inner=None)
-    if verdict(wanted, _rename(aside, path)) == "damaged":
+    found = verdict(wanted, _rename(aside, path))
+    if found == "damaged":
         path.unlink()
+        known = "published file" if wanted.md5 else "first download"
         raise DataError(
-            f"{file.url} returned a file with another checksum than the published file. The file "
-            f"was deleted. {source.missing(folder)}"
+            f"{file.url} returned a file with another checksum than the {known}. The file was "
+            f"deleted. {source.missing(folder)}"
         )
+    if found == "unknown":
+        first_md5(path).write_text(md5(path) + "\n")
     return path
 
 

@@ -68,8 +68,8 @@ def _source(name: str, title: str, number: int, file: File, read: object) -> Sou
     )
 
 
-# The archive's own file may have other line ends than the copy that the pages used, so it has no
-# checksum here: `coterie data check` cannot compare it.
+# The archive's own file may have other line ends than the copy that the pages used, whose checksum
+# this is, so that of the first download counts for it.
 _FROGS = File(
     "uci/Frogs_MFCCs.csv.gz",
     "4f96f6ee55e198511316eee61a565dc0",
