@@ -24,12 +24,36 @@ from coterie_lab.recipes.clove_images import MIXINGS
 from coterie_lab.reproduce import Plan, Task, perform, read_summary
 
 KINDS: dict[str, tuple[str, tuple[str, ...], int]] = {
-    "label skew 1": ("groups without a common label", ("kinds/*/label-skew-1",), 8),
-    "label skew 2": ("groups of four labels, any two share two", ("kinds/*/label-skew-2",), 8),
-    "label skew 3": ("groups lack one label each", ("kinds/*/label-skew-3",), 8),
-    "label skew 4": ("each group has one frequent label", ("kinds/*/label-skew-4",), 8),
-    "rotation": ("groups see turned images", ("kinds/*/feature-skew",), 8),
-    "concept shift": ("groups give the same inputs other labels", ("kinds/*/concept-shift",), 8),
+    "label skew 1": (
+        "groups without a common label",
+        ("kinds/*/label-skew-1", "clove/mnist/label-skew-1"),
+        8,
+    ),
+    "label skew 2": (
+        "groups of four labels, any two share two",
+        ("kinds/*/label-skew-2", "clove/mnist/label-skew-2"),
+        8,
+    ),
+    "label skew 3": (
+        "groups lack one label each",
+        ("kinds/*/label-skew-3", "clove/mnist/label-skew-3"),
+        8,
+    ),
+    "label skew 4": (
+        "each group has one frequent label",
+        ("kinds/*/label-skew-4", "clove/mnist/label-skew-4"),
+        8,
+    ),
+    "rotation": (
+        "groups see turned images",
+        ("kinds/*/feature-skew", "clove/mnist/feature-skew"),
+        8,
+    ),
+    "concept shift": (
+        "groups give the same inputs other labels",
+        ("kinds/*/concept-shift", "clove/mnist/concept-shift"),
+        8,
+    ),
     "mixture": ("each client mixes two kinds of images", ("fedgmi/*mnist/k2-s*",), 5),
     "quantity": ("clients differ in size only", ("kinds/digits/quantity",), 8),
     "none": ("clients do not differ", ("kinds/digits/none",), 8),

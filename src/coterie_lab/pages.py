@@ -152,8 +152,9 @@ def conclude(recipe: Recipe, plan: Plan) -> str:
         own = ours_by_row(recipe, plan, part, column, _widest(recipe, plan, part, column))
         metric = next(e.metric for e in recipe.entries if e.column == column)
         key = is_better(metric)
-        if key is None or len(own) < 2 or metric in SPEEDS:
-            continue
+        rows = {e.row for e in recipe.entries if (e.part, e.column) == (part, column)}
+        if key is None or len(own) < 2 or 2 * len(own) < len(rows) or metric in SPEEDS:
+            continue  # the best of a few methods says little
         top = max(round(key(value), 3) for value in own.values())
         best = [row for row, value in own.items() if round(key(value), 3) == top]
         if len(best) < len(own):

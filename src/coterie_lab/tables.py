@@ -13,7 +13,8 @@ from coterie.running.folder import write
 from coterie_lab.recipe import Entry, Figures, Recipe
 from coterie_lab.reproduce import Plan, read_summary
 
-DIGITS = {"accuracy": 1, "ari": 2, "ari_round_11": 2, "first_round": 1, "stable_round": 1}
+DIGITS = {"ari": 2, "ari_round_11": 2, "first_round": 1, "stable_round": 1}
+PERCENT = ("accuracy", "best_accuracy", "matched", "gap", "client_local", "client_test", "decoded")
 BAR = {"accuracy": 0.5, "ari": 0.05, "ari_round_11": 0.05}
 NOT_RUN, NOT_BUILT = "not run yet", "not built yet"
 SMALLER = ("loss", "first_round", "stable_round", "share_error", "count_error")
@@ -101,7 +102,7 @@ def _digits(entry: Entry) -> int:
     number = printed.split("±")[0].strip()
     if "." in number:
         return len(number.split(".")[1])
-    return DIGITS.get(entry.metric, 3)
+    return 1 if entry.metric in PERCENT else DIGITS.get(entry.metric, 3)
 
 
 def markdown(recipe: Recipe, plan: Plan) -> str:

@@ -222,6 +222,11 @@ FAULTS = {
     ),
 }
 """What is known about the code behind the published rows."""
+UNSEEN = (
+    "Under concept shift the clients' inputs do not differ, so PACFL cannot find the groups. A "
+    "model that serves all kinds cannot exceed 60 %; the published 93.3 and 72.6 % (MNIST, FMNIST) "
+    "with an ARI of 0.00 are near those of clients that train alone."
+)
 RELABELLED = (
     "The code of the authors does not rotate the CIFAR-10 images. Instead, every group numbers the "
     "classes in a different order. Our runs do the same."
@@ -264,12 +269,16 @@ def reduce(run: Description, colourful: bool) -> None:
     run["run"]["rounds"] = 12
     if colourful:
         run["model"]["width"] = 8
+        if run["local"]["optimizer"] == "adam":
+            run["local"]["learning_rate"] = 0.005
 
 
 REDUCED = (
     "3 clients per group, a fifth of the samples per client, batches of 20 instead of 100, 12 "
-    "rounds instead of 100; for CIFAR-10, all layers of the network have an eighth of their width. "
-    "Steps per round, learning rates and partition are those of the paper-scale runs."
+    "rounds instead of 100. For CIFAR-10, all layers of the network have an eighth of their width, "
+    "and Adam's learning rate is 0.005 instead of 0.001: with 0.001 neither FedAvg nor Local-only "
+    "learnt anything in so few steps. Steps per round and partition are those of the paper-scale "
+    "runs."
 )
 
 
@@ -309,6 +318,8 @@ def entries(text: str, metrics: tuple[tuple[str, str], ...], keep: Any = None) -
                 notes.append(TRAINING)
             if row in FAULTS:
                 notes.append(FAULTS[row])
+            if row == "PACFL" and mixing == "Concept shift":
+                notes.append(UNSEEN)
             if column == "CIFAR-10" and mixing == "Feature skew":
                 notes.append(RELABELLED)
             name = f"{label} {column}".strip()
