@@ -202,7 +202,8 @@ def test_every_recipe_is_whole(name):
         small = module.description(study, 1, Plan(scale="reduced"))
         assert small["run"]["rounds"] <= tables_["run"]["rounds"]
         assert small["data"].get("n", 0) <= tables_["data"].get("n", 1000)
-        assert small.get("model") == tables_.get("model")  # the published network
+        # the published kind of network; large ones are narrower
+        assert small.get("model", {}).get("name") == tables_.get("model", {}).get("name")
 
 
 def test_reduced_runs_stand_beside_those_of_the_paper_and_are_not_compared(tmp_path, monkeypatch):
