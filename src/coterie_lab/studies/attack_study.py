@@ -251,15 +251,16 @@ class Table(NamedTuple):
 def tabulate_attacks(figures: dict[str, Any]) -> Table:
     """Index, accuracy and points lost by attack, data and share; bold where a goal is missed."""
     rows = []
+    shares = [s for s in SHARES if any(f"/{s}/default/" in name for name in figures)]
     for attack in ("none", *ATTACKS):
         cells = [attack]
         for where in DATA:
             base = f"attacks/{where}/none/0.2/default"
-            for share in SHARES:
+            for share in shares:
                 key = f"attacks/{where}/{attack}/{share}/default"
                 cells.append(_judge(gather(figures, key), lost(figures, key, base)))
         rows.append(cells)
-    heads = ["attack", *(f"{where}, {share:.0%}" for where in DATA for share in SHARES)]
+    heads = ["attack", *(f"{where}, {share:.0%}" for where in DATA for share in shares)]
     return Table("attacks", heads, rows)
 
 
@@ -349,6 +350,8 @@ def write_page(path: Path, tables: list[Table]) -> None:
     text = path.read_text()
     for one in tables:
         start, end = f"<!-- {one.place} -->", f"<!-- end of {one.place} -->"
+        if start not in text:  # no figures yet
+            continue
         before, _, rest = text.partition(start)
         text = f"{before}{start}\n\n{one}\n\n{end}{rest.partition(end)[2]}"
     path.write_text(text)
@@ -386,14 +389,10 @@ def draw_picture(figures: dict[str, Any], path: Path) -> None:
         axis.set_yticks(range(len(names)), names)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    bars = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in (blue, red)]
-    figure.legend(
-        bars,
-        ["default of census", "plain means, groups given"],
-        loc="upper right",
-        ncol=2,
-        frameon=False,
-    )
+    if any(name.startswith("policies/") for name in figures):
+        bars = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in (blue, red)]
+        names = ["default of census", "plain means, groups given"]
+        figure.legend(bars, names, loc="upper right", ncol=2, frameon=False)
     figure.suptitle("20 % of the clients lie: what is left for the honest ones", x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
