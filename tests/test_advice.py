@@ -44,6 +44,21 @@ def test_groups_of_meaning():
     assert "Limits: a random network" in text
 
 
+@pytest.mark.parametrize("seed", [6, 9])  # advice is uncertain: other folds find other odd clients
+def test_training_begins_with_the_groups_of_the_advice(seed):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (10, 40), generator=draw)
+    x = torch.randn(10, 40, 3, generator=draw) + y[..., None]
+    x[::2, :, 0] += 0.7
+    data = from_arrays(list(x), list(y))
+    advice = coterie.advise(data, seed=seed)
+    fit = coterie.fit(data, "census", rounds=1, compare=False, seed=seed)
+    found = {row["client"]: row["group"] for row in fit.groups}
+    assert list(fit.odd) == list(advice.odd)
+    assert {name: found[name] for name in advice.assignment} == advice.assignment
+    assert advice.confidence < 1
+
+
 def test_inputs_are_told_from_meaning():
     # Two groups with other inputs; then two groups with the same inputs and other labels.
     shift = 2.0 * (torch.arange(12) % 2)[:, None, None]

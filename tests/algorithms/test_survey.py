@@ -47,6 +47,19 @@ def test_one_group_is_an_answer(federate):
     assert len(algorithm.odd(state)) == 0
 
 
+def test_the_same_question_gets_the_same_answer_in_any_round(federate):
+    data = blobs(n_groups=2, clients_per_group=3, n=30, d=4, n_classes=4)
+    found = []
+    for number in (-1, 4):
+        fed = federate(data)
+        fed.begin(number)
+        found.append(seeded.ask(Survey(net(), LOCAL), fed, fed.everyone(), seed_key(5), 3)[1])
+    before, later = found
+    assert before.keys() == later.keys() == {"conditional", "shares"}
+    for name, summary in before.items():
+        assert all(torch.equal(*pair) for pair in zip(summary, later[name], strict=True))
+
+
 def test_the_answer_by_hand(federate):
     """Counts, means and scatter of the losses of networks drawn from (seed, r), by fold."""
     data = blobs(n_groups=2, clients_per_group=1, n=30, d=4, n_classes=4, unequal=True)

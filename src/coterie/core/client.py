@@ -126,6 +126,7 @@ class TaskInfo(NamedTuple):
     home: bool = False  # a real client also passes its folder
     finite: bool = True  # False: some values of a reply may be nan or infinite
     samples: tuple[str, ...] = ()  # parts of a reply, besides "n", that are numbers of samples
+    steady: bool = False  # the keys of clients are the same in every round
     reveals: str = ""  # what a reply tells about single classes or rows; nodes refuse to send it
 
 

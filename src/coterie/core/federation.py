@@ -308,7 +308,7 @@ class Federation(ABC):
         info = info_of(task)
         number = self._calls.get(info.name, 0)
         self._calls[info.name] = number + 1
-        of_round = fold(self.run_key, "client", self.round)
+        of_round = fold(self.run_key, "client", -1 if info.steady else self.round)
         key = fold(of_round, info.name, number)
         local = key if isinstance(task, Question) else fold(of_round, LOCAL, number)
         return Call(task, info, given, to, self._phase or info.phase, key, local)

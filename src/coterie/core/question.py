@@ -26,6 +26,7 @@ def question(
     home: bool = False,
     finite: bool = True,
     samples: tuple[str, ...] = (),
+    steady: bool = False,
     reveals: str | Callable[[Mapping[str, Any]], str] = "",
 ) -> Callable[[F], F]:
     """Register a function `(method, client, *given, **arguments) -> dict | Reply`.
@@ -46,6 +47,8 @@ def question(
     samples
         Names in the reply, besides "n", of numbers of samples. They are checked against what the
         client declared when it joined.
+    steady
+        Clients draw the same numbers in whichever round they are asked.
     reveals
         As in `task`; or a function of the arguments that returns it.
     """
@@ -53,7 +56,7 @@ def question(
     def register(function: F) -> F:
         label = key or function.__name__
         function.__question__ = TaskInfo(  # type: ignore[attr-defined]
-            label, stackable, phase, home=home, finite=finite, samples=samples
+            label, stackable, phase, home=home, finite=finite, samples=samples, steady=steady
         )
         function.__reveals__ = reveals  # type: ignore[attr-defined]
         QUESTIONS[f"{function.__module__}:{function.__name__}"] = function

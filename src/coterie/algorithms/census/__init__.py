@@ -182,7 +182,7 @@ class Census(Algorithm):
         if fed.start is not None:
             group = common.follow_start(fed, cohort, group, most)
         elif self.first == "survey":
-            heard, seen = look(self, fed, cohort, fed.key("survey"), most, self.n_groups)
+            heard, seen = look(self, fed, cohort, state.seed, most, self.n_groups)
             if seen is not None:
                 units, counts = append(state.units, state.counts, heard, *to_columns(seen))
                 state = state._replace(units=units, counts=counts)

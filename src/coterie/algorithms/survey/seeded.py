@@ -70,7 +70,9 @@ Answers: TypeAlias = dict[Statistic, Summary]
 # asking
 
 
-@question(phase="cluster", key="survey", samples=("count", "share_count"), reveals=reveal)
+@question(
+    phase="cluster", key="survey", samples=("count", "share_count"), steady=True, reveals=reveal
+)
 def probe_seeded(
     method: Any,
     client: Client,
