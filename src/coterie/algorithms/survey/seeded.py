@@ -101,7 +101,7 @@ def probe_seeded(
     label = batch.y if by > 1 else every
     if model.mixes_samples:
         part = divide_units(key, unit)
-        losses = _losses_by_fold(model, seed, int(networks), batch, part)
+        losses = _fold_losses(model, seed, int(networks), batch, part)
         rows = average_units(Rows(losses, label, unit, batch.mask))
         answer = summarise(rows, divide_units(key, rows.unit), by)
     else:
@@ -124,9 +124,7 @@ def divide_units(key: Tensor, unit: Tensor) -> Tensor:
     return fold(key, unit) % FOLDS
 
 
-def _losses_by_fold(
-    model: Model, seed: Tensor, networks: int, batch: Batch, part: Tensor
-) -> Tensor:
+def _fold_losses(model: Model, seed: Tensor, networks: int, batch: Batch, part: Tensor) -> Tensor:
     """Losses of networks whose outputs depend on the other rows of a batch: [r, n].
 
     Each fold is a batch of its own. Otherwise chance in one fold would repeat itself in the others.
