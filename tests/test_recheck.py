@@ -12,6 +12,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.data.again import prepare_again, undo
 from coterie.data.card import DataCard
 from coterie.evidence.placing import Place
+from coterie.report.recheck import Recheck
 from coterie.running.reference import describe_changes
 
 CENTRES = np.array([[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]])
@@ -194,3 +195,13 @@ def test_a_run_that_kept_no_groups_says_so(fit):
     files = {name: part for name, part in fit.files.items() if name != "reference.safetensors"}
     with pytest.raises(ConfigError, match="kept nothing of its groups"):
         replace(fit, files=files).recheck(later())
+
+
+def test_an_odd_client_is_said_to_be_still_apart():
+    lines = [
+        {"client": "a", "rows": 9, "before": 0, "now": 0, "change": "stays", "p": 0.5},
+        {"client": "b", "rows": 9, "before": "apart", "now": None, "change": "stays", "p": 0.001},
+    ]
+    found = Recheck(lines, labelled=True, level=0.05)
+    assert found.sentence == "The client still fits the group of the run. b is still apart."
+    assert list(found.table["change"]) == ["fits its group", "still apart"]

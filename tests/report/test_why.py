@@ -77,8 +77,8 @@ FOUND = {
         ),
         (
             line("prediction", "", 0.9, 0.1, 0.6, 0.9, **MODEL | {"inverted": True}),
-            "the labels are inverted: the model of group 0 is wrong on 90 % of rows here and on "
-            "10 % of its own (60 to 90 points more)",
+            "compared with group 0, the labels are inverted: its model is wrong on 90 % of rows "
+            "here and on 10 % of its own (60 to 90 points more)",
         ),
         (
             line("prediction", "", 0.9, 0.02, 0.6, 0.9, **MODEL | {"lead": "confusion", "more": 0}),

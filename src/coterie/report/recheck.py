@@ -13,6 +13,7 @@ FORMATS = {"p": ".2g", "accuracy": ".1%", "accuracy before": ".1%"}
 FORMATS |= {"error": ".4g", "error before": ".4g"}
 CHANGES = {
     "stays": "fits its group",
+    "apart": "still apart",
     "moved": "moved",
     "nowhere": "fits no group",
     "new": "new",
@@ -85,7 +86,7 @@ class Recheck:
         scores = [name for name in FORMATS if any(name in line for line in self.clients)]
         columns = [*COLUMNS, *(name for name in scores if name != "p")]
         rows = [
-            [CHANGES[line["change"]] if name == "change" else line.get(name) for name in columns]
+            [CHANGES[_change(line)] if name == "change" else line.get(name) for name in columns]
             for line in self.clients
         ]
         return Table(columns, rows, FORMATS)
@@ -95,15 +96,19 @@ class Recheck:
         """The answer in plain words."""
         known = [line for line in self.clients if line["before"] is not None]
         said = []
-        if known:
-            stays = sum(line["change"] == "stays" for line in known)
-            verb = "fits" if len(known) == 1 else "fit"
-            everyone = "The client" if len(known) == 1 else f"All {len(known)} clients"
+        members = [line for line in known if line["before"] != "apart"]
+        if members:
+            stays = sum(line["change"] == "stays" for line in members)
+            verb = "fits" if len(members) == 1 else "fit"
+            everyone = "The client" if len(members) == 1 else f"All {len(members)} clients"
             said.append(
                 f"{everyone} still {verb} the group of the run."
-                if stays == len(known)
-                else f"{stays} of {len(known)} clients still fit the group they were in."
+                if stays == len(members)
+                else f"{stays} of {len(members)} clients still fit the group they were in."
             )
+        apart = [line["client"] for line in known if _change(line) == "apart"]
+        if apart:
+            said.append(f"{list_names(apart)} {'is' if len(apart) == 1 else 'are'} still apart.")
         for line in self.clients:
             if line["change"] == "moved":
                 said.append(_moved(line))
@@ -151,6 +156,11 @@ class Recheck:
     def _repr_html_(self) -> str:
         head, foot = escape(self.sentence), escape(self.limits)
         return f"<p>{head}</p>{self.table._repr_html_()}<p>{foot}</p>"
+
+
+def _change(line: dict[str, Any]) -> str:
+    """Its change; "apart" if it had no group and nothing has changed."""
+    return "apart" if (line["before"], line["change"]) == ("apart", "stays") else line["change"]
 
 
 def _fit(names: list[str]) -> str:

@@ -238,14 +238,16 @@ def describe(one: Mapping[str, Any], name: str = "") -> str:
 def _prediction(one: Mapping[str, Any]) -> str:
     """What another group's model says of the rows here."""
     points = _range(100 * one["low"], 100 * one["high"], " points")
-    text = ""
+    wrong = text = ""
     if one["lead"] == "wrong":
-        text = (
-            f"the model of {one['model']} is wrong on {_percent(one['here'])} of rows here and on "
+        wrong = (
+            f"is wrong on {_percent(one['here'])} of rows here and on "
             f"{_percent(one['elsewhere'])} of its own ({points})"
         )
+        text = f"the model of {one['model']} {wrong}"
     if one["inverted"]:
-        return f"the labels are inverted: {text}" if text else "the labels are inverted"
+        inverted = f"compared with {one['model']}, the labels are inverted"
+        return f"{inverted}: its model {wrong}" if wrong else inverted
     said = [
         f"{line['says']} what is {line['label']} here ({_percent(line['here'])} of such rows, "
         f"{_percent(line['elsewhere'])} of its own)"
