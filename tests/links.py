@@ -42,12 +42,16 @@ class LocalLink:
 
 
 def workers(
-    folder: Path, names: list[str], data: str = "run", allow: tuple[str, ...] = ()
+    folder: Path,
+    names: list[str],
+    data: str = "run",
+    allow: tuple[str, ...] = (),
+    answers: tuple[str, ...] = (),
 ) -> dict[int, Worker]:
     """A worker for each name."""
     out = {}
     for number, name in enumerate(names):
         home = folder / name
         home.mkdir(parents=True, exist_ok=True)
-        out[100 + number] = Worker(home, name, data, allow)
+        out[100 + number] = Worker(home, name, data, allow, answers)
     return out

@@ -153,6 +153,10 @@ def test_a_run_file_with_a_change(call, tmp_path):
     assert "round 2/2" in out
     assert f"coterie show {out_folder}" in out
     assert json.loads((out_folder / "run.json").read_text())["algorithm"]["n_groups"] == 3
+    assert not (out_folder / "baselines").exists()
+    more = ["--compare", "--out", tmp_path / "more"]  # the words count, not what the file says
+    assert call("run", out_folder / "run.json", *more)[0] == 0
+    assert (tmp_path / "more" / "baselines").exists()
     code, out, _ = call("run", out_folder / "run.json", "--json")  # a run folder's own file
     assert code == 0
     assert json.loads(out)["summary"]["rounds"] == 2

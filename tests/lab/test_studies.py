@@ -13,6 +13,7 @@ SHARED = (
     "common",
     "evidence_answers",
     "evidence_cases",
+    "evidence_cover",
     "thorough_kfed",
 )  # used by studies, no studies themselves
 NAMES = sorted(

@@ -36,8 +36,9 @@ def test_three_rounds_and_two_are_five_to_the_byte(tmp_path, method):
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
 
 
-def test_a_finished_run_resumes_to_itself(tmp_path):
-    one = ready("clove")
+@pytest.mark.parametrize("method", ["clove", "census"])
+def test_a_finished_run_resumes_to_itself(method, tmp_path):
+    one = ready(method)
     start(one, tmp_path / "run")
     before = content(tmp_path / "run")
     again(one, tmp_path / "run")

@@ -334,7 +334,7 @@ def test_real_clients_are_asked_only_if_the_run_says_so_and_send_the_same(tmp_pa
         card = DataCard.of(ready.data)
         plain = {**card.to_dict(), "truth": None}
         card = DataCard.from_dict(plain)
-        link = LocalLink(workers(tmp_path / name, list(ready.data.names)))
+        link = LocalLink(workers(tmp_path / name, list(ready.data.names), answers=("all",)))
         setup = {"description": described_run, "card": plain}
         fed = Remote(link, setup, "0a", deadline=0.2, poll=0.01)
         fed.meet(len(ready.data), 5.0)

@@ -44,9 +44,12 @@ def run(
         Path | None, typer.Option(help="Run folder to write. It must not exist.")
     ] = None,
     compare: Annotated[
-        bool,
-        typer.Option(help="Also train every client alone and one model for all, for the verdict."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Also train every client alone and one model for all, for the verdict. "
+            "Default: yes, or what the run file says."
+        ),
+    ] = None,
     why: Why = None,
     engine: Annotated[
         str | None,
@@ -133,7 +136,9 @@ def run(
         description.setdefault("data", {}).update(reading)
         for table, options in changes.items():
             description.setdefault(table, {}).update(options)
-        description.setdefault("run", {}).setdefault("compare", compare)
+        if compare is not None:
+            description.setdefault("run", {})["compare"] = compare
+        description.setdefault("run", {}).setdefault("compare", True)
         ready = build(description, {*(trust or ()), *find_imports(changes)})
     else:
         from coterie.cli.sources import name_data
@@ -143,7 +148,7 @@ def run(
             algorithm or DEFAULT_METHOD,
             n_groups=groups or "auto",
             start=start,
-            settings={"compare": compare},
+            settings={"compare": compare is not False},
         )
         ready = resolve(change(request, changes))
     if not json:

@@ -196,13 +196,14 @@ def read_regular(
     content = text.rstrip("\r\n").encode()
     if width < 2 or len(separator.encode()) != 1 or b"\n" not in content:
         return None
+    if any(blank in content for blank in (b"\n\n", b"\n\r\n", b"\r\r")):
+        return None  # rows are numbered with empty lines
     names = [str(j) for j in range(width)]
     quoted = separator != " " and b'"' in content
     parse = csv.ParseOptions(
         delimiter=separator,
         quote_char='"' if quoted else False,
         newlines_in_values=quoted,
-        ignore_empty_lines=False,  # they count where rows are numbered
     )
     read = csv.ReadOptions(column_names=names, skip_rows=start, block_size=1 << 24)
 

@@ -182,6 +182,7 @@ def _attempt(
         folder.trim(done)
         fed.record.restore(folder.lines())
         folder.record("resumed", round=done)
+        fed.begin(done - 1)  # a run that had ended asks its last questions with the same keys
         known = assignment_of(state)
         if fed.budget is not None:
             fed.budget.releases = count_releases(folder.lines(), plan)
