@@ -520,7 +520,8 @@ class Fitted:
     def _personal(self, client: str | None, group: int | None) -> Tree:
         """The model of a client, or of a group's first member."""
         if client is None:
-            members = {line["group"]: line["clients"] for line in self.cards}
+            with blame("final/groups.json"):
+                members = {int(line["group"]): list(line["clients"]) for line in self.cards}
             if group is None and len(members) > 1:
                 raise ConfigError("predict: name whose model to use: client='...' or group=...")
             group = next(iter(members)) if group is None else group

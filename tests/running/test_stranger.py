@@ -414,6 +414,15 @@ def test_half_a_character_is_no_text(folder):
     refused(folder, coterie.load, r"run\.json is damaged: it contains text that is not Unicode")
 
 
+def test_a_group_without_its_clients_is_named_when_its_model_is_asked_for(folder):
+    edit(folder / "final" / "groups.json", lambda rows: rows["groups"][0].pop("clients"))
+    reseal(folder)
+    rows = np.zeros((4, 2), dtype=np.float32)
+    refused(
+        folder, lambda path: coterie.load(path).predict(rows, group=0), r"groups\.json is damaged"
+    )
+
+
 def test_a_group_that_is_no_number_is_named_when_a_client_is_placed(folder):
     edit(folder / "final" / "groups.json", lambda rows: rows["groups"][0].update(model={"a": 1}))
     reseal(folder)

@@ -276,8 +276,8 @@ def reduce(run: Description, colourful: bool) -> None:
 REDUCED = (
     "3 clients per group, a fifth of the samples per client, batches of 20 instead of 100, 12 "
     "rounds instead of 100. For CIFAR-10, all layers of the network have an eighth of their width, "
-    "and Adam's learning rate is 0.005 instead of 0.001: with 0.001 neither FedAvg nor Local-only "
-    "learnt anything in so few steps. Steps per round and partition are those of the paper-scale "
+    "and Adam's learning rate is 0.005 instead of 0.001: with 0.001 FedAvg learnt "
+    "little in so few steps. Steps per round and partition are those of the paper-scale "
     "runs."
 )
 
