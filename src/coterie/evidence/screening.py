@@ -134,9 +134,9 @@ def _differences(count: Tensor, mean: Tensor) -> Tensor:
 def _form(inner: Tensor, scatter: Tensor, own: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """Inverse roots of the covariances of classes, [c, r, r], and their log determinants, [c].
 
-    Each client has the same scale, and so many rows of all classes count as of this one as there
-    are networks. Scatters that are more likely made up than of this form are left out, and it is
-    taken again: otherwise made-up answers were compared with made-up scatters.
+    Every client counts on the same scale. To the rows of this class are added rows of all classes,
+    as many as there are networks. Scatters that are more likely made up than of this form are left
+    out, and it is taken again: otherwise made-up answers were compared with made-up scatters.
     """
     share = torch.where(own > 0, 1 / own.clamp(min=1e-300), 0.0)
     low = torch.tril_indices(r, r)
