@@ -15,7 +15,8 @@ import coterie
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.model import Model
 from coterie.data import digits
-from coterie.fitted import Spot, fit_run, resume_run
+from coterie.fitted import Spot
+from coterie.fitting import fit_run, resume_run
 from coterie.running.build import build
 from small_runs import StopsAfter, content, described
 

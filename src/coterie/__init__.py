@@ -29,12 +29,13 @@ _PLACES = {
     "coterie.running.loop": ["run"],
     "coterie.running.build": ["Settings"],
     "coterie.checks": ["check_algorithm"],
-    "coterie.fitted": ["Fitted", "fit", "load"],
+    "coterie.fitted": ["Fitted", "load"],
+    "coterie.fitting": ["fit"],
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = sorted(_MODULE_OF)
 # These work as well; thirty names are listed.
-_MODULE_OF |= {"LocalOnly": "coterie.algorithms", "resume": "coterie.fitted"}
+_MODULE_OF |= {"LocalOnly": "coterie.algorithms", "resume": "coterie.fitting"}
 
 
 def __getattr__(name: str) -> Any:

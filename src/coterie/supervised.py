@@ -10,7 +10,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie.data import from_function
-from coterie.fitted import Fitted, fit
+from coterie.fitted import Fitted
+from coterie.fitting import fit
 
 Array = NDArray[Any]
 

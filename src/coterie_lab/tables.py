@@ -31,6 +31,18 @@ def figures(entry: Entry, recipe: Recipe, plan: Plan) -> tuple[Figures, list[dic
     return Figures([one.get(entry.metric) for one in found]), found
 
 
+def learnt_little(run: dict[str, Any]) -> bool:
+    """Whether the accuracy of a run stayed low: below 25 %, and it rose by less than 10 points."""
+    by_round = [value for _, value in run.get("accuracy_by_round") or [] if value is not None]
+    return len(by_round) > 1 and max(by_round) < 25 and max(by_round) - by_round[0] < 10
+
+
+LITTLE = (
+    "Learnt little: accuracy rose by less than 10 points in all rounds. Where that holds for half "
+    "of the methods of a block or more, no method is called the best."
+)
+
+
 def difference(entry: Entry, ours: Figures) -> float | None:
     """Our mean minus the published mean."""
     if entry.published is None or entry.published.mean is None or ours.mean is None:
@@ -80,6 +92,8 @@ def line(entry: Entry, recipe: Recipe, plan: Plan, notes: Notes) -> dict[str, st
         if compares and 1 < len(found) < len(recipe.seeds):  # one seed has no deviation: it shows
             own.append(f"{len(found)} of {len(recipe.seeds)} seeds.")
     remarks = list(dict.fromkeys(one["remark"] for one in found if one.get("remark")))
+    if any(map(learnt_little, found)):
+        own.append(LITTLE)
     own += remarks  # for example that the run is older than a correction of the method
     gap = difference(entry, ours) if compares else None
     good = agrees(entry, ours) if compares and not short and not remarks else None
@@ -175,9 +189,10 @@ def _blocks(recipe: Recipe, plan: Plan) -> list[tuple[str, str, str]]:
 def ours_by_row(recipe: Recipe, plan: Plan, part: str, column: str, scale: str) -> dict[str, float]:
     """Our figure for each method of a block of the table, at one scale.
 
-    Runs with fewer rounds than planned or older than a correction are left out.
+    Runs with fewer rounds than planned or older than a correction are left out. There is no figure
+    at all if half of the methods or more learnt little, because chance decides their order.
     """
-    out = {}
+    out, little = {}, 0
     for entry in recipe.entries:
         if (entry.part, entry.column) == (part, column):
             ours, found = figures(entry, recipe, replace(plan, scale=scale))
@@ -186,7 +201,8 @@ def ours_by_row(recipe: Recipe, plan: Plan, part: str, column: str, scale: str) 
             )
             if ours.mean is not None and whole:
                 out[entry.row] = ours.mean
-    return out
+                little += any(map(learnt_little, found))
+    return {} if 2 * little >= max(1, len(out)) else out
 
 
 def is_better(metric: str) -> Callable[[float], float] | None:

@@ -7,7 +7,7 @@ import pytest
 
 import coterie
 from coterie.core.errors import DataError
-from coterie.fitted import fit_run
+from coterie.fitting import fit_run
 from coterie.report.audit import audit
 from coterie.running import record
 from coterie.running.build import build

@@ -7,7 +7,7 @@ import pytest
 import coterie
 from coterie.core.errors import ConfigError, DataError
 from coterie.data import blobs
-from coterie.fitted import fit_run, resume_run
+from coterie.fitting import fit_run, resume_run
 from coterie.running.build import Settings, build, describe
 from coterie.running.start import initial_groups, read_start
 from small_runs import StopsAfter, content, described, toml

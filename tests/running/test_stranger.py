@@ -15,7 +15,7 @@ import pytest
 
 import coterie
 from coterie.core.errors import ConfigError, CoterieError, DataError
-from coterie.fitted import fit_run
+from coterie.fitting import fit_run
 from coterie.report.cards import show_run
 from coterie.report.html import live, read_contents, write_report
 from coterie.running.build import build

@@ -9,7 +9,7 @@ import coterie
 from coterie.core import wire
 from coterie.core.errors import ConfigError
 from coterie.data import from_arrays
-from coterie.fitted import fit_run, resume_run, verdict_of
+from coterie.fitting import fit_run, resume_run, verdict_of
 from coterie.report.verdict import Verdict, verdict_picture
 from coterie.running.build import build
 from coterie.running.folder import RunFolder

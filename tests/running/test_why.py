@@ -266,7 +266,8 @@ def test_one_group_has_nothing_to_compare(table):
 def test_a_run_of_an_older_version_gets_it_by_resuming(tmp_path):
     tables = described("ifca", 2, run={"participation": 1.0})
     ready = build(tables)
-    from coterie.fitted import fit_run, load, resume_run
+    from coterie.fitted import load
+    from coterie.fitting import fit_run, resume_run
 
     first = fit_run(ready, tmp_path / "run").files["why.json"]
     folder = RunFolder(tmp_path / "run")

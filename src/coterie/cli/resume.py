@@ -12,7 +12,7 @@ def resume(folder: Folder, trust: Trust = None, track: Track = None) -> None:
 
       coterie resume runs/a --track mlflow
     """
-    from coterie import fitted
+    from coterie import fitting
 
-    fit = fitted.resume(folder, trust=trust or (), progress=True, track=track)
+    fit = fitting.resume(folder, trust=trust or (), progress=True, track=track)
     print(f"\n{fit}")

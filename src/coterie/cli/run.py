@@ -123,7 +123,7 @@ def run(
         )  # before torch is imported, which takes long
     from coterie.cli.sources import say_data
     from coterie.core.config import find_imports
-    from coterie.fitted import fit_run
+    from coterie.fitting import fit_run
     from coterie.running.build import build, read
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
     from coterie.running.trackers import choose_tracker

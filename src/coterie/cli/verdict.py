@@ -31,9 +31,9 @@ def verdict(
 
       coterie run --data sites/ --label outcome --out runs/a --set run.validation=0.2
     """
-    from coterie import fitted
+    from coterie.fitting import verdict_of
 
-    found = fitted.verdict_of(folder, progress=not json, trust=trust or ())
+    found = verdict_of(folder, progress=not json, trust=trust or ())
     if picture is not None:
         from coterie.report.verdict import verdict_picture
 

@@ -28,6 +28,7 @@ from coterie.deploy.processes import (
 from coterie.deploy.server import DELIVERED, locked
 from coterie.engines.relay import private
 from coterie.running.folder import RunFolder, read_json
+from coterie.running.progress import list_sizes
 
 CONNECTION = "deployment"
 SUPERVISOR, SUPERLINK, SERVER = "supervisor", "superlink", "server"
@@ -384,7 +385,7 @@ def _format_line(line: dict[str, Any]) -> str:
     if "accuracy" in line:
         parts.append(f"accuracy {line['accuracy']:.1%}")
     if "sizes" in line:
-        parts.append("groups " + "/".join(map(str, line["sizes"])))
+        parts.append("groups " + list_sizes(line["sizes"]))
     if "abandoned" in line:
         parts.append(f"abandoned: {line['abandoned']}")
     return "  ".join(parts)

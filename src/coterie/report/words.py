@@ -149,7 +149,8 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
     apart = f" {_odd(odd, summary.get('aside', {}))}" if odd else ""
     sizes = sorted((len(card["clients"]) for card in cards if "odd" not in card), reverse=True)
     if len(sizes) > 1:
-        groups = f"{len(sizes)} groups among {n_clients} clients ({join_words(sizes)} clients)."
+        members = "one client each" if max(sizes) == 1 else f"{join_words(sizes)} clients"
+        groups = f"{len(sizes)} groups among {n_clients} clients ({members})."
         decides = [one for one in summary.get("evidence", []) if one["decides"]]
         if decides and decides[0]["chosen"] is None:
             groups += " No number of groups describes them well: clients differ one by one."

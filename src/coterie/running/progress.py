@@ -182,12 +182,22 @@ def cells(line: dict[str, Any], rounds: int, left: float) -> tuple[str, ...]:
         _number(line.get("loss"), "{:.4f}"),
         _number(line.get("accuracy"), "{:.1%}"),
         _number(line.get("ari"), "{:.2f}"),
-        "abandoned" if "abandoned" in line else "/".join(map(str, sizes)) if sizes else "",
+        "abandoned" if "abandoned" in line else list_sizes(sizes) if sizes else "",
         _number(line.get("churn"), "{:.0%}"),
         _name_faulty(line.get("faults", [])),
         megabytes(line["bytes"]),
         duration(left),
     )
+
+
+def list_sizes(sizes: list[int]) -> str:
+    """The sizes of all groups up to the last that has members.
+
+    >>> list_sizes([7, 0, 3, 0, 0])
+    '7/0/3'
+    """
+    last = max((i for i, size in enumerate(sizes) if size), default=0)
+    return "/".join(map(str, sizes[: last + 1]))
 
 
 def _name_faulty(faults: list[dict[str, str]]) -> str:

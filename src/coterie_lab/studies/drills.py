@@ -38,7 +38,7 @@ from coterie.data.card import DataCard
 from coterie.deploy.worker import Worker
 from coterie.engines import Remote, Simulation
 from coterie.engines.relay import Envelope
-from coterie.fitted import fit_run
+from coterie.fitting import fit_run
 from coterie.running.build import Run, build
 
 FIGURES = Path("benchmarks/figures/drills.jsonl")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.fitted import run_others
+from coterie.fitting import run_others
 from coterie.running.loop import begin
 from coterie.running.progress import Silent
 from coterie.running.request import Request, resolve

@@ -32,7 +32,8 @@ import torch
 
 import coterie
 from coterie.core.errors import CoterieError
-from coterie.fitted import fit_run, read_why, rebuild, verdict_of
+from coterie.fitted import read_why
+from coterie.fitting import fit_run, rebuild, verdict_of
 from coterie.report.audit import audit
 from coterie.report.cards import show_run
 from coterie.report.compare import comparison

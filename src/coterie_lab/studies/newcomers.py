@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from coterie.data.synthetic import digits
-from coterie.fitted import Fitted, fit_run
+from coterie.fitted import Fitted
+from coterie.fitting import fit_run
 from coterie.quickstart import tables
 from coterie.running.build import build
 from coterie_lab.studies.common import options, table, write
