@@ -26,7 +26,7 @@ from common import load, store, stored
 from coterie.cli.planning import Plan, predict
 from coterie.engines import ray_pool
 from coterie.running.build import build
-from coterie.running.forecast import OVERHEADS, read_overheads, to_dict
+from coterie.running.forecast import OVERHEADS, line, read_overheads, to_dict
 from coterie.running.loop import begin
 from coterie.running.sample import cores, peak_memory, weigh
 
@@ -185,7 +185,7 @@ def count_traffic(tables: dict[str, Any]) -> int:
 
 
 def deploy(tables: dict[str, Any], clients: int) -> dict[str, Any]:
-    """A deployment on loopback: median seconds of a round, memory, bytes a round."""
+    """A deployment on loopback: mean seconds of a round, memory, bytes a round."""
     from coterie.running.folder import RunFolder
 
     where = Path(__file__).parents[1] / "flower" / "common.py"
@@ -208,9 +208,9 @@ def deploy(tables: dict[str, Any], clients: int) -> dict[str, Any]:
             wire = [line["wire"] for line in lines]
     nodes = [max(found) for role, found in stamps.items() if role.startswith("node")]
     server = max(m for role, found in stamps.items() if role == "superlink" for m in found)
-    sent = statistics.median(b - a for a, b in pairwise(wire[1:-1]))
+    sent = statistics.fmean(b - a for a, b in pairwise(wire[:-1]))
     return {
-        "seconds_a_round": statistics.median(gaps[1:-1]),
+        "seconds_a_round": statistics.fmean(gaps[1:-1]),
         "memory": {"server": server, "each client": max(nodes)},
         "bytes_a_round": int(sent),
         "roles": {role: [m // 2**20 for m in found] for role, found in stamps.items()},
@@ -257,18 +257,21 @@ def overheads() -> None:
     costs["ray_call"] = round(max(1e-4, (found["seconds_a_round"] - others) / 4), 5)
     OVERHEADS.write_text(json.dumps(costs, indent=1) + "\n")
     print(json.dumps(costs))
-    times = {}
-    for clients in (4, 10):
-        tables = setting("fedavg", blobs(clients), [], 10)
-        times[clients] = run(
-            "--part", "measure", "--tables", json.dumps(tables), "--nodes", str(clients)
+    few, many, long = (
+        run("--part", "measure", "--tables", json.dumps(tables), "--nodes", str(clients))
+        for clients, tables in (
+            (4, setting("fedavg", blobs(4), [], 10)),
+            (10, setting("fedavg", blobs(10), [], 10)),
+            (4, setting("fedavg", digits(4, 40), [512, 512], 10)),
         )
-        print(clients, json.dumps(times[clients]), flush=True)
-    apart = (times[10]["seconds_a_round"] - times[4]["seconds_a_round"]) / 6
-    costs["flower_message"] = round(max(1e-4, apart), 4)
-    costs["flower_exchange"] = round(times[4]["seconds_a_round"] - 4 * costs["flower_message"], 4)
-    costs["flower_server"] = times[4]["memory"]["server"]
-    costs["flower_client"] = times[4]["memory"]["each client"]
+    )
+    fixed, slope = line([4, 10], [found["seconds_a_round"] for found in (few, many)])
+    costs["flower_exchange"] = round(max(1e-3, fixed), 4)
+    costs["flower_message"] = round(max(1e-4, slope), 4)
+    longer = long["seconds_a_round"] - few["seconds_a_round"]
+    costs["flower_byte"] = float(f"{max(1e-12, longer / long['bytes_a_round']):.2g}")
+    costs["flower_server"] = few["memory"]["server"]
+    costs["flower_client"] = few["memory"]["each client"]
     OVERHEADS.write_text(json.dumps(costs, indent=1) + "\n")
     print(json.dumps(costs))
 

@@ -2,7 +2,8 @@
 
     python benchmarks/scale/shards.py
 
-Seconds per round are medians without the first round; one thread per process.
+Seconds per round are medians without the first round; one thread per process. Figures are stored in
+`figures/scale.jsonl`.
 """
 
 import statistics
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 import torch
+from common import load, store
 
 from coterie.engines.simulation import Simulation
 from coterie.running.build import Run, build
@@ -56,15 +58,15 @@ def main() -> None:
         (f"{n} clients", [], {**many, "clients_per_group": n // 2}) for n in (10**3, 10**4, 10**5)
     ]
     for name, hidden, data in cases:
-        pairs = []
-        for _ in range(2):
+        pairs, before = [], load()
+        for _ in range(3):
             one = seconds(describe(hidden, data), 4)
             two = seconds(describe(hidden, data, engine="ray", shards=2), 4)
             pairs.append((one, two))
         one, two = (statistics.median(part) for part in zip(*pairs, strict=True))
-        print(
-            f"{name}: one process {one:.2f} s, two shards {two:.2f} s, x{one / two:.2f}", flush=True
-        )
+        times = {"one": round(one, 3), "two": round(two, 3), "ratio": round(one / two, 2)}
+        each = [round(one / two, 2) for one, two in pairs]
+        store("shards", name, {**times, "ratios": each, "load": before})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from small_runs import described, ready
 COSTS = {
     "process": 100, "neighbour": 1.25, "ray_call": 0.01, "ray_byte": 0.001, "ray_main": 120,
     "ray_shard": 110, "ray_rest": 50, "flower_exchange": 0.2, "flower_message": 0.01,
-    "flower_server": 300, "flower_client": 200,
+    "flower_byte": 1e-5, "flower_server": 300, "flower_client": 200,
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_a_link_carries_the_messages_of_all_clients():
         {
             "work of the clients": 0.3,
             "step of the server": 0.4,
-            "messages through Flower": 2 * (0.2 + 20 * 0.01),
+            "messages through Flower": 2 * (0.2 + 20 * 0.01) + 24_000 * 1e-5,
             "transfer": 3.0 + 0.2,
         }
     )

@@ -220,6 +220,7 @@ def on_real_clients(
     part = clients / played.clients
     down, up = played.down * part, played.up * part
     handled = played.exchanges * (costs["flower_exchange"] + clients * costs["flower_message"])
+    handled += (down + up) * costs["flower_byte"]
     waiting = clients / places if places and places < clients else 1.0
     seconds = {
         "work of the clients": played.work * waiting,
