@@ -216,28 +216,30 @@ def section(found: dict[str, Any]) -> str:
         "",
         "![How far each method is behind the best, by kind of difference](choosing-a-method.png)",
         "",
-        "Each row is a mean over these partitions: "
-        + "; ".join(
-            f"{kind}: {', '.join(entry['blocks'])} ({' and '.join(entry['scales'])} scale, "
-            f"{len(entry['methods'])} methods, {_seeds(entry)})"
-            for kind, entry in found.items()
-        )
-        + ". In small runs, all methods train a network with 32 hidden units for 30 rounds, on "
-        "groups of three clients with 60 images each, or on 20 clients with digits. Methods that "
-        "need the number of groups got the true number; where there are no groups, four. `census` "
-        "got an upper bound, two more. `local_only` is left out of traffic and time. Seconds were "
-        "measured on a shared machine and say little about small differences. Methods whose "
-        "figures differ by less than the standard deviation over seeds cannot be told apart.",
+        "What each row rests on; its figures are means over the partitions:",
+        "",
+        "| difference | partitions | scale | methods | seeds | deviation over seeds |",
+        "|---|---|---|---|---|---|",
+        *(_basis(kind, entry) for kind, entry in found.items()),
+        "",
+        "In small runs, all methods train a network with 32 hidden units for 30 rounds, on groups "
+        "of three clients with 60 images each, or on 20 clients with digits. Methods that need the "
+        "number of groups got the true number; where there are no groups, four. `census` got an "
+        "upper bound, two more. `local_only` is left out of traffic and time. Seconds were "
+        "measured on a shared machine and say little about small differences. The deviation is "
+        "the standard deviation of a method's accuracy: methods that are closer than it cannot be "
+        "told apart.",
     ]
     if missing:
         text.append(f"\nNot measured with enough methods yet: {', '.join(missing)}.")
     return "\n".join([*text, "", END])
 
 
-def _seeds(entry: dict[str, Any]) -> str:
-    if entry["spread"] is None:
-        return "one seed"
-    return f"{entry['seeds']} seeds, standard deviation over seeds {entry['spread']:.1f} points"
+def _basis(kind: str, entry: dict[str, Any]) -> str:
+    """A row of the table that says how much a row of figures rests on."""
+    spread = "" if entry["spread"] is None else f"{entry['spread']:.1f} points"
+    cells = ["<br>".join(entry["blocks"]), ", ".join(entry["scales"]), len(entry["methods"])]
+    return "| " + " | ".join(map(str, [kind, *cells, entry["seeds"], spread])) + " |"
 
 
 def picture(found: dict[str, Any], path: Path) -> None:

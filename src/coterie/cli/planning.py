@@ -179,5 +179,5 @@ def show_plan(found: Plan, as_json: bool) -> None:
     spent = ", ".join(f"{name} {duration(value)}" for name, value in parts if value >= 1e-4)
     print(f"\nA round of {last.where}: {spent}.")
     if len(found.forecasts) > 1:
-        print("What Ray and Flower cost is rough: measured on a busy machine, in part a guess.")
+        print("The costs of Ray and Flower were measured on one machine; on a network they differ.")
     print(f"What limits first: {found.limit}. {found.advice}".rstrip())
