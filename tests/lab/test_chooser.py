@@ -39,7 +39,7 @@ def test_methods_are_compared_on_the_same_seeds(monkeypatch):
     # the third seed has not run with b, so it does not count for a either
     assert found["accuracy"] == [["b", 92.0], ["a", 91.0]]
     assert (found["seeds"], found["spread"]) == (2, 1.41)
-    assert "2 seeds, standard deviation over seeds 1.4 points" in chooser.section({"none": found})
+    assert "| 2 | 2 | 1.4 points |" in chooser.section({"none": found})
 
 
 def test_a_method_knows_where_it_was_good(monkeypatch):
