@@ -44,9 +44,10 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "plain": {"mean": "plain"},
     "plain, capped": {"mean": "plain"},
     **{rule: {"mean": rule} for rule in RULES},
+    "geometric_median, capped": {"mean": "geometric_median"},
 }
 CAPS = {"digits": 150, "cancer": 20}
-"""Samples that a client counts with under "plain, capped"; clients have 144, and 19 or 20."""
+"""Samples that a client counts with where the rule is capped; clients have 144, and 19 or 20."""
 ROUNDS = 10
 FIRST, SEEDS = 100, 5
 CLEAN = {"cancer": 60, "digits": 20, "mnist": 20}
@@ -133,7 +134,7 @@ def measure(name: str) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if POLICIES[policy] is not None:
         given["policy"] = {**(POLICIES[policy] or {})}
-        if policy == "plain, capped":
+        if policy.endswith(", capped"):
             given["policy"]["cap"] = CAPS[where]
     if part == "policies":
         kinds = dict(zip(data.names, truth.tolist(), strict=True))

@@ -311,6 +311,16 @@ def _text(line: Line) -> bool:
 
 ODD = ("odd-20", "odd-60", "odd-150")
 CLEAN = ("clean-20", "clean-60", "clean-150")
+FURTHER = {
+    "unlike-20": "two odd clients in 20, each in its own way",
+    "pair-20": "two of 20 clients with labels of their own, alike",
+    "trio-60": "three of 60 clients with labels of their own, alike",
+    "digits": "20 clients with digits turned by four angles",
+    "four-labels": "30 clients of 40 rows, three ways to number four classes",
+    "shares-2": "two groups that differ in nothing but how often they have each label",
+    "own-rules": "20 clients, each with its own order of labels: no groups are claimed",
+}
+"""Kinds of federations that are in the table for comparison, without a goal."""
 VERDICTS = ("verdict-one", "verdict-found", "verdict-forced", "verdict-hospitals")
 GOALS = (
     Goal("V1, V2: no groups, one asked for: groups recommended", "at most 5 %",
@@ -357,6 +367,8 @@ GOALS = (
          ("a6",), _text, least=0.95),
     Goal("A8: three response surfaces", "", "37 of 57", ("a8",), share("exact"), least=0.95),
     Goal("A9: 3 and 8 exchanged", "", "23 of 41", ("a9",), share("exact"), least=0.95),
+    *(Goal(f"{what}: everything right", "", "", (row,), share("exact"))
+      for row, what in FURTHER.items()),
     Goal("no groups, 16 kinds: more than one", "at most 5 %", "", tuple(NULLS),
          lambda line: line["n_groups"] != 1, most=0.05),
     Goal("no groups, 16 kinds: any odd", "at most 5 %", "", tuple(NULLS),
