@@ -5,7 +5,6 @@ classifier. The functions here score samples, train the models on the parts of a
 predict with the expert of each sample's component.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -58,17 +57,6 @@ def unlabelled(x: Any) -> Batch:
     n = len(x)
     ones = torch.ones(n, device=x.device)
     return Batch(x, torch.zeros(n, device=x.device), ones.bool(), ones)
-
-
-def find_finite(owner: str, values: Tensor, what: str) -> Tensor:
-    """Mark the replies that are finite, and warn about the others: [m]."""
-    fine = torch.isfinite(values.reshape(len(values), -1).sum(1))
-    if not bool(fine.all()):
-        warnings.warn(
-            f"{owner}: {int((~fine).sum())} replies with {what} were not finite and were left out.",
-            stacklevel=3,
-        )
-    return fine
 
 
 def score(vae: Model, bank: Params, batch: Batch) -> Tensor:

@@ -35,6 +35,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import common_vae as shared
+from coterie.algorithms.components import evidence_of, note_shares, report_counts
+from coterie.algorithms.finite import find_finite
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
@@ -52,7 +54,7 @@ from coterie.core.layers import current_mode
 from coterie.core.model import Model
 from coterie.core.random import normal
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put, row, take, tree_map
+from coterie.core.tree import Ids, Params, Tree, row, take, tree_map
 from coterie.models.vae import VAE, gaussian, guard_terms, pixels
 
 
@@ -152,7 +154,7 @@ class FedGMI(Algorithm):
         """Stable-Initialize (Algorithm 2): local autoencoders that lie far apart, and how far."""
         k, everyone = self.n_components, fed.everyone()
         ids, reply = fed.map(self.fit_vae, row(state.vaes, 0), to=everyone, at_least=k)
-        fine = shared.find_finite("FedGMI", reply["nats"], "local VAEs")
+        fine = find_finite("FedGMI", "local VAEs", reply["nats"])
         if int(fine.sum()) < k:
             raise FederationError(
                 f"FedGMI: at least {k} local VAEs must be finite. Got {int(fine.sum())}; lower the "
@@ -178,27 +180,14 @@ class FedGMI(Algorithm):
     def divide_all(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
         """Shares of clients by their own division; a client that stays silent keeps its shares."""
         given = state.vaes, each(state.shares[ids])
-        ids, reply = fed.map(self.divide, *given, to=ids, at_least=at_least)
-        if not len(ids):
-            return state
-        fine = shared.find_finite("FedGMI", reply["share"], "shares")
-        ids, share = ids[fine], reply["share"][fine]
-        return state._replace(
-            shares=put(state.shares, ids, share),
-            size=put(state.size, ids, reply["n"][fine].double()),
-            assignment=put(state.assignment, ids, share.argmax(1)),
-        )
+        asked = fed.map(self.divide, *given, to=ids, at_least=at_least)
+        return note_shares("FedGMI", state, *asked, size="n")
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         new = ids[state.assignment[ids] < 0]
         if int(state.turn) and len(new):
             state = self.divide_all(fed, state, new, at_least=0)
-        shares = state.shares[ids].clamp(min=0)
-        two = shares.topk(min(2, self.n_components), dim=1).values
-        margin = two[:, 0] - (two[:, 1] if self.n_components > 1 else 0.0)
-        unknown = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-        fits = torch.ones(len(ids), dtype=torch.bool)
-        return state, Evidence(state.assignment[ids].clamp(min=0), margin, unknown, fits)
+        return state, evidence_of(state.shares[ids])
 
     # client
 
@@ -260,10 +249,7 @@ class FedGMI(Algorithm):
     def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         if not int(state.turn):
             return None
-        shares = torch.where(state.shares[ids] < 0, torch.nan, state.shares[ids])
-        errors = (shares * (1 - shares) / state.size[ids][:, None].clamp(min=1)).sqrt()
-        evidence = {"n_components": self.n_components, "estimate": "count"}
-        return ComponentShares(shares, errors, {"count": shares}, evidence)
+        return report_counts(state.shares[ids], state.size[ids])
 
     @classmethod
     def example(cls, problem: Any) -> "FedGMI":

@@ -31,7 +31,8 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.algorithms.vectors import find_finite, order_by_name
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import order_by_name
 from coterie.clustering.linkage import agglomerate
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
@@ -97,7 +98,7 @@ class PACFL(Algorithm):
     def init(self, fed: Federation) -> State:
         start = self.model.init(initial_key(fed.run_key))
         ids, reply = fed.map(self.directions, to=order_by_name(fed, fed.everyone()))
-        good = find_finite(reply["bases"], "PACFL")
+        good = find_finite("PACFL", "replies", reply["bases"])
         ids, sent = ids[good], reply["bases"][good].double()
         between = angles(sent, sent, self.angle)
         limit = torch.inf if self.threshold is None else self.threshold
@@ -121,7 +122,7 @@ class PACFL(Algorithm):
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         heard, reply = fed.map(self.directions, to=ids, at_least=0)
         sent = reply["bases"].double() if len(heard) else state.bases[:0]
-        good = find_finite(sent, "PACFL")
+        good = find_finite("PACFL", "replies", sent)
         heard, sent = heard[good], sent[good]
         new = state.assignment[heard] < 0
         bases = put(state.bases, heard[new], sent[new])

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from coterie.algorithms import common_vae as common
 from coterie.algorithms.blend import division, shares, start
+from coterie.algorithms.finite import find_finite
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
@@ -208,7 +209,7 @@ class Blend(Algorithm):
             means.append(Mean("class_scatter", around, weight="counts", slots=True))
         given = vae, torch.zeros(n_classes)
         ids, reply = fed.map(self.moments, *given, to=fed.everyone(), reduce=means)
-        fine = common.find_finite("Blend", reply["mean"], "moments")
+        fine = find_finite("Blend", "moments", reply["mean"])
         ids = ids[fine]
         seen = start.find_components(reply, fine, self.n_components, MOST)
         self._warn_of_moments([fed.names[i] for i in ids[seen.simplex.strange].tolist()], seen)
@@ -335,7 +336,7 @@ class Blend(Algorithm):
         scale = torch.tensor(LABEL_SCALE if joint else 1.0, dtype=torch.float64)
         given = state.vaes, state.experts if joint else {}, scale
         ids, reply = fed.map(self.score, *given, to=ids)
-        fine = common.find_finite("Blend", reply["best"], "scores")
+        fine = find_finite("Blend", "scores", reply["best"])
         ids = ids[fine]
         best, size = put(state.best, ids, reply["best"][fine]), reply["n"][fine].double()
         state = state._replace(scale=scale, labels=torch.tensor(joint))
