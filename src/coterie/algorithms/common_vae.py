@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import Mean
 from coterie.core.client import Batch, Client
 from coterie.core.errors import ConfigError
+from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Params, Tree, row
-from coterie.models.vae import divergence, pixels
+from coterie.models.vae import VAE, divergence, gaussian, pixels
 
 Loss = Callable[..., Tensor]
 
@@ -63,6 +65,25 @@ def score(vae: Model, bank: Params, batch: Batch) -> Tensor:
     """Score of every sample under every autoencoder of a bank, in nats: [n, k]."""
     k = len(next(iter(bank.values())))
     return torch.stack([vae.losses(row(bank, j), batch) for j in range(k)], 1)
+
+
+# server
+
+
+def train_cohort(fed: Federation, train: Any, state: Any) -> Any:
+    """The state after the clients of the round have trained both models on their parts.
+
+    The means are weighted by the sizes of the parts. `train` is the task of the clients.
+    """
+    cohort = fed.cohort()
+    cohort = cohort[state.assignment[cohort] >= 0]
+    if not len(cohort):
+        return state
+    means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
+    if state.experts:
+        means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
+    _, reply = fed.map(train, state.vaes, state.experts, to=cohort, reduce=means)
+    return state._replace(**{mean.leaf: reply[mean.leaf] for mean in means})
 
 
 # client
@@ -122,6 +143,17 @@ def train_parts(
 
 
 # use
+
+
+def example(problem: Any) -> dict[str, Any]:
+    """Small models for the problem of the contract, and their training."""
+    shape, local = tuple(problem.data.sample_shape), problem.local
+    return {
+        "vae": Model(lambda: VAE(shape, 2, (8,), "gaussian"), gaussian, dtype=problem.dtype),
+        "model": problem.model,
+        "local": local,
+        "local_vae": LocalSGD(0.01, epochs=local.epochs, batch_size=8, optimizer="adam"),
+    }
 
 
 def answer(

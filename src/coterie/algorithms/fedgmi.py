@@ -37,7 +37,6 @@ from torch import Tensor
 from coterie.algorithms import common_vae as shared
 from coterie.algorithms.components import evidence_of, note_shares, report_counts
 from coterie.algorithms.finite import find_finite
-from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
     ComponentShares,
@@ -55,7 +54,7 @@ from coterie.core.model import Model
 from coterie.core.random import normal
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, row, take, tree_map
-from coterie.models.vae import VAE, gaussian, guard_terms, pixels
+from coterie.models.vae import guard_terms, pixels
 
 
 class State(NamedTuple):
@@ -137,16 +136,8 @@ class FedGMI(Algorithm):
             info["largest_share"] = _warn_of_trivial(state)
         else:
             state, _ = self.place(fed, state, everyone[state.assignment < 0])
-        cohort = fed.cohort()  # the clients of this round, S_t
-        cohort = cohort[state.assignment[cohort] >= 0]
-        if len(cohort):  # eq. 11: means with weights |S(i, j)|, over those who trained the part
-            means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
-            if self.model is not None:
-                means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
-            given = state.vaes, state.experts
-            _, reply = fed.map(self.train_experts, *given, to=cohort, reduce=means)
-            experts = state.experts if self.model is None else reply["experts"]
-            state = state._replace(vaes=reply["vaes"], experts=experts)
+        # The clients of this round, S_t, train; eq. 11: means with weights |S(i, j)|.
+        state = shared.train_cohort(fed, self.train_experts, state)
         info |= {"n_components": self.n_components, "assignment": state.assignment}
         return state._replace(turn=state.turn + 1), info
 
@@ -253,18 +244,10 @@ class FedGMI(Algorithm):
 
     @classmethod
     def example(cls, problem: Any) -> "FedGMI":
-        shape = tuple(problem.data.sample_shape)
-
-        def net() -> VAE:
-            return VAE(shape, latent=2, hidden=(8,), likelihood="gaussian")
-
         epochs = problem.local.epochs or 0
         return cls(
-            vae=Model(net, gaussian, dtype=problem.dtype),
+            **shared.example(problem),
             n_components=problem.n_groups,
-            model=problem.model,
-            local=problem.local,
-            local_vae=LocalSGD(0.01, epochs=problem.local.epochs, batch_size=8, optimizer="adam"),
             interval=2,
             start_epochs=epochs,
             n_decoded=32,

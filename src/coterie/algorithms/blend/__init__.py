@@ -49,7 +49,6 @@ from coterie.core.federation import Federation, each
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put, row, tree_map
-from coterie.models.vae import VAE, gaussian
 
 WARM, MOMENTS, ANCHORS, ROUNDS, REPORT, DONE = range(6)
 STAGES = ("warm", "moments", "anchors", "rounds", "report", "done")
@@ -280,16 +279,7 @@ class Blend(Algorithm):
             state, info = self.divide(fed, state, everyone)
         else:
             state, _ = self.place(fed, state, everyone[state.assignment < 0])
-        cohort = fed.cohort()
-        cohort = cohort[state.assignment[cohort] >= 0]
-        if len(cohort):
-            means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
-            if self.model is not None:
-                means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
-            given = state.vaes, state.experts
-            _, reply = fed.map(self.train_experts, *given, to=cohort, reduce=means)
-            experts = state.experts if self.model is None else reply["experts"]
-            state = state._replace(vaes=reply["vaes"], experts=experts)
+        state = common.train_cohort(fed, self.train_experts, state)
         last = self.rounds is not None and turn + 1 >= self.rounds
         return _next(state, REPORT if last else ROUNDS), info
 
@@ -562,17 +552,9 @@ class Blend(Algorithm):
 
     @classmethod
     def example(cls, problem: Any) -> "Blend":
-        shape = tuple(problem.data.sample_shape)
-
-        def net() -> VAE:
-            return VAE(shape, latent=2, hidden=(8,), likelihood="gaussian")
-
         epochs = problem.local.epochs or 0
         return cls(
-            vae=Model(net, gaussian, dtype=problem.dtype),
-            model=problem.model,
-            local=problem.local,
-            local_vae=LocalSGD(0.01, epochs=problem.local.epochs, batch_size=8, optimizer="adam"),
+            **common.example(problem),
             n_components=problem.n_groups,
             warm_rounds=0,
             warm_epochs=epochs,
