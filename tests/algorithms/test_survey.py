@@ -186,6 +186,14 @@ def test_a_given_number_is_kept(federate):
     assert algorithm.curves(state) == []  # nothing was chosen
 
 
+def test_an_odd_client_has_its_own_model_whatever_number_is_given():
+    algorithm = Survey(net(), LOCAL, n_groups=3)
+    state = surveyed(algorithm, Simulation(odd_one()))
+    assert algorithm.odd(state).tolist() == [4]
+    assert state.assignment.bincount()[3] == 1
+    assert state.assignment[4] == 3
+
+
 def test_losses_that_are_no_numbers_wait(federate):
     data = blobs(n_groups=2, clients_per_group=4, n=60, d=4, n_classes=4)
     first = int(data.rows["train"].of_clients(torch.tensor([3])).index[0])

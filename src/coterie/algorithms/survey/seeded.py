@@ -384,10 +384,11 @@ def _join(answers: Summary, found: Grouping) -> Tensor:
 
 
 def _number(labels: Tensor, odd: Tensor) -> Tensor:
-    """Numbers in the order of the first members, groups first, then odd clients."""
-    m, size = len(labels), int(labels.max()) + 1
+    """Numbers in the order of the first members, groups first, then odd clients, one each."""
+    m = len(labels)
     place = torch.arange(m) + m * odd
-    first = torch.full((size,), 2 * m).scatter_reduce(0, labels, place, "amin")
+    labels = labels + m * odd  # an odd client may have the number of a group
+    first = torch.full((2 * m,), 2 * m).scatter_reduce(0, labels, place, "amin")
     return first.argsort().argsort()[labels]
 
 
