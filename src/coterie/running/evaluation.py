@@ -212,17 +212,6 @@ class Oracle:
         column = torch.searchsorted(names, self.data.truth)
         return self.client_matrix().gather(1, column[:, None]).squeeze(1)
 
-    def cross_matrix(self) -> Tensor:
-        """Score of every group's model on each true group: [k, g]; nan for unused models."""
-        found = place_all(self.algorithm, self.fed, self.state, self.fed.everyone()).assignment
-        per_client = self.client_matrix()
-        out = torch.full(
-            (int(found.max()) + 1, per_client.shape[1]), torch.nan, dtype=torch.float64
-        )
-        for model in found.unique().tolist():
-            out[model] = per_client[int((found == model).nonzero()[0])]
-        return out
-
     def mixture(self) -> dict[str, Any] | None:
         """Shares and experts of components against the truth; groups count as pure shares."""
         ids = self.fed.everyone()
