@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how commands print what they found."""
 
 import ast
 import functools
@@ -199,3 +199,20 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON; what is not plain, such as a path, as text."""
+    import json
+
+    print(json.dumps(content, default=str))
+
+
+def show_found(found: Any, json: bool, picture: Path | None) -> None:
+    """Print what was found, as JSON or in words with the path of its picture."""
+    if json:
+        print_json(found.to_json())
+        return
+    print(found)
+    if picture is not None:
+        print(f"\nPicture: {picture}")

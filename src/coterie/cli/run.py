@@ -16,6 +16,7 @@ from coterie.cli.options import (
     Why,
     check_source,
     parse_sets,
+    print_json,
     reads_data,
 )
 
@@ -104,8 +105,6 @@ def run(
 
         quickstart(out, as_json=json, changes=changes)
         return
-    import json as json_
-
     if not json:
         # Before torch is imported, which takes long.
         print(f"Reading {data or file} ...", flush=True)
@@ -119,7 +118,7 @@ def run(
         say_data(ready.data)
     fit = fit_run(ready, out, progress=not json, tracker=choose_tracker(track))
     if json:
-        print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
+        print_json({"summary": fit.summary, "clients": fit.rows})
         return
     verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
