@@ -132,10 +132,17 @@ def odd_one():
     return from_arrays([*batch.x], ys, n_outputs=4, task="classification", test_fraction=0.0)
 
 
-@pytest.mark.parametrize("known", [{}, {"n_groups": 1}, {"lens": "joint"}])
-def test_an_odd_client_trains_alone(federate, known):
+@pytest.mark.parametrize("known", [{"n_groups": 1}, {"lens": "joint"}])
+def test_an_odd_client_is_found_whatever_is_known(known):
+    algorithm = Survey(net(), LOCAL, **known)
+    state = surveyed(algorithm, Simulation(odd_one()))
+    assert algorithm.odd(state).tolist() == [4]
+    assert state.assignment.tolist() == [0] * 4 + [1] + [0] * 6
+
+
+def test_an_odd_client_trains_alone(federate):
     data = odd_one()
-    algorithm, fed = Survey(net(), LOCAL, **known), federate(data)
+    algorithm, fed = Survey(net(), LOCAL), federate(data)
     state = surveyed(algorithm, fed)
     assert algorithm.odd(state).tolist() == [4]
     assert state.assignment.tolist() == [0] * 4 + [1] + [0] * 6

@@ -18,7 +18,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Params, Tree, row
+from coterie.core.tree import Params, Tree, n_rows, row
 from coterie.models.vae import VAE, divergence, gaussian, pixels
 
 Loss = Callable[..., Tensor]
@@ -63,7 +63,7 @@ def unlabelled(x: Any) -> Batch:
 
 def score(vae: Model, bank: Params, batch: Batch) -> Tensor:
     """Score of every sample under every autoencoder of a bank, in nats: [n, k]."""
-    k = len(next(iter(bank.values())))
+    k = n_rows(bank)
     return torch.stack([vae.losses(row(bank, j), batch) for j in range(k)], 1)
 
 
@@ -126,7 +126,7 @@ def train_parts(
     fit_expert
         Training of the experts, and their loss; None: there are no experts.
     """
-    k = len(next(iter(vaes.values())))
+    k = n_rows(vaes)
 
     def one(vae: Params, expert: Params, j: Tensor) -> tuple[Tree, ...]:
         own = client.train.where(part == j)

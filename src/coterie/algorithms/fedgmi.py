@@ -53,7 +53,7 @@ from coterie.core.layers import current_mode
 from coterie.core.model import Model
 from coterie.core.random import normal
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, row, take, tree_map
+from coterie.core.tree import Ids, Params, Tree, n_rows, row, take, tree_map
 from coterie.models.vae import guard_terms, pixels
 
 
@@ -160,7 +160,7 @@ class FedGMI(Algorithm):
 
     def distances(self, bank: Params, key: Tensor) -> Tensor:
         """Estimate the divergence of VAE i from VAE j, in nats: [m, m] (eq. 10)."""
-        vae, m = self.vae, len(next(iter(bank.values())))
+        vae, m = self.vae, n_rows(bank)
         code = normal(key, (self.n_decoded, shared.latent_size(vae)), vae.dtype)  # z, same for all
         with torch.no_grad():
             shown = [pixels(vae.apply(row(bank, i), {"code": code}), vae.loss) for i in range(m)]

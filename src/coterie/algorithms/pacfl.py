@@ -42,7 +42,7 @@ from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put, tree_map
+from coterie.core.tree import Ids, Params, Tree, n_rows, put, tree_map
 
 TINY = 1e-6  # singular values below this share of the largest are rounding in single precision
 
@@ -131,7 +131,7 @@ class PACFL(Algorithm):
         nearest = fed.per_client(torch.nan).double()  # mean angle to the nearest cluster
         margin = nearest.clone()
         for client, between in zip(heard, angles(sent, bases, self.angle), strict=True):
-            k = len(next(iter(models.values())))
+            k = n_rows(models)
             cost = mean_angles(between, put(assignment, client[None], -1), k)
             least, second, *_ = [*cost.sort().values.tolist(), torch.inf]
             nearest[client] = least

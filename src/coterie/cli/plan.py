@@ -83,7 +83,7 @@ def plan(
     from coterie.cli.sources import make_run
 
     changes = parse_sets(set_)
-    wanted = {"algorithm": algorithm, "groups": groups, "trust": trust}
+    wanted: dict[str, Any] = {"algorithm": algorithm, "groups": groups, "trust": trust}
     found = make_plan(
         lambda: make_run(file, data, reading, changes, **wanted),
         shards=shards,

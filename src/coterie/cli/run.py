@@ -95,7 +95,13 @@ def run(
     changes = parse_sets(set_)
     if policy is not None:
         changes.setdefault("run", {}).setdefault("policy", {})["mean"] = policy
-    own = {"why": why, "engine": engine, "shards": shards, "address": address, "compare": compare}
+    own: dict[str, Any] = {
+        "why": why,
+        "engine": engine,
+        "shards": shards,
+        "address": address,
+        "compare": compare,
+    }
     own["start"] = start and str(start)
     given = {name: value for name, value in own.items() if value is not None}
     if given:
@@ -112,7 +118,7 @@ def run(
     from coterie.fitting import fit_run
     from coterie.running.trackers import choose_tracker
 
-    wanted = {"algorithm": algorithm, "groups": groups, "trust": trust}
+    wanted: dict[str, Any] = {"algorithm": algorithm, "groups": groups, "trust": trust}
     ready = make_run(file, data, reading, changes, **wanted, compare=True)
     if not json:
         say_data(ready.data)

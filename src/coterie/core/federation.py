@@ -18,7 +18,7 @@ from coterie.core.privacy import Budget, answers_count
 from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.replies import Fault, Inspector, Record
-from coterie.core.tree import Ids, Tree, leaves, n_bytes, take, tree_map
+from coterie.core.tree import Ids, Tree, leaves, n_bytes, n_rows, take, tree_map
 
 LOCAL = "update"
 """Label of local training in the clients' keys."""
@@ -150,7 +150,7 @@ class Traffic:
         )
         holders.update(wanted)
         if isinstance(given, BankRows) and whole:
-            whole //= len(leaves(bank)[0])
+            whole //= n_rows(bank)
         return torch.where(known, min(self.INDEX, whole), whole)
 
     def total(self, *phases: str) -> int:

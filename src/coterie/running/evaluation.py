@@ -16,7 +16,7 @@ from coterie.core.errors import TaskError
 from coterie.core.federation import BankRows, Federation
 from coterie.core.model import LOSSES
 from coterie.core.question import Question, question
-from coterie.core.tree import Ids, Tree, flat, put, row, tree_map
+from coterie.core.tree import Ids, Tree, flat, n_rows, put, row, tree_map
 from coterie.data.federated import FederatedData
 
 LOSS_OF = {
@@ -258,7 +258,7 @@ class Oracle:
         real = batch.mask.flatten()
         x, y = _rows(batch.x, real), batch.y.flatten()[real]
         true = torch.as_tensor(component)[self.data.rows["test"].of_clients(ids).index]
-        k = len(next(iter(bank.values())))
+        k = n_rows(bank)
         with torch.no_grad():
             answers = [model.apply(row(bank, j), x).argmax(1) for j in range(k)]
         right = torch.stack([answer == y for answer in answers]).double()  # [k, n]
@@ -271,7 +271,7 @@ class Oracle:
         given = self.algorithm.deploy(self.state, self.fed.everyone())
         if targets is None or not isinstance(given, BankRows):
             return None
-        k = len(next(iter(given.bank.values())))
+        k = n_rows(given.bank)
         models = torch.stack([flat(row(given.bank, j)) for j in range(k)])
         return metrics.parameter_distance(models.double(), targets.double(), nearest=nearest)
 
