@@ -1,9 +1,11 @@
 import signal
+import sys
 from functools import partial
 
 import pytest
 from hypothesis import settings
 
+from coterie.cli import main
 from coterie.engines import Simulation
 from tiny import ENGINES
 
@@ -17,6 +19,20 @@ settings.load_profile("coterie")
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request):
-    """`engine(data, **options)`: a federation on every engine in turn."""
+def federate(request):
+    """`federate(data, **options)`: a federation on every engine in turn."""
     return partial(Simulation, **ENGINES[request.param])
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """`call("list", "--json")`: exit code, what was printed, what was complained about."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return call

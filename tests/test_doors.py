@@ -1,6 +1,5 @@
 """The same request gives the same run, whether it comes from Python or from the command line."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 import coterie
 from coterie import algorithms  # noqa: F401 - lists the methods
-from coterie.cli import main
 from coterie.core.algorithm import REGISTRY
 from coterie.core.errors import ConfigError
 from coterie.data import readers
@@ -36,20 +34,6 @@ def sites(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """`command("run", ...)`: exit code, output and error messages of the command line."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call
-
-
 def files(folder: Path) -> dict[str, bytes]:
     """Everything a run leaves except the time it took."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "timings.jsonl"]
@@ -57,7 +41,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_both_doors_give_the_same_bytes_for_every_method(method, sites, tmp_path, command):
+def test_both_doors_give_the_same_bytes_for_every_method(method, sites, tmp_path, call):
     label = "ill" if REGISTRY[method].supervised else None
     options = OPTIONS.get(method, {})
     data = coterie.from_folder(sites, label=label)
@@ -65,34 +49,34 @@ def test_both_doors_give_the_same_bytes_for_every_method(method, sites, tmp_path
     words = ["--data", sites, "--algorithm", method, "--out", tmp_path / "command"]
     words += ["--label", label] if label else []
     words += [part for name, v in options.items() for part in ("--set", f"algorithm.{name}={v}")]
-    code, out, err = command("run", *words, "--set", "run.rounds=2")
+    code, out, err = call("run", *words, "--set", "run.rounds=2")
     assert (code, err) == (0, "")
     assert files(tmp_path / "command") == files(tmp_path / "python")
     assert data.reading in out
     assert all(f"Warning: {warning}" in out for warning in fit.warnings)
 
 
-def test_the_default_method_is_the_same_through_both_doors(sites, tmp_path, command):
+def test_the_default_method_is_the_same_through_both_doors(sites, tmp_path, call):
     coterie.fit(
         coterie.from_folder(sites, label="ill"), rounds=1, out=tmp_path / "python", quiet=True
     )
     words = ["--data", sites, "--label", "ill", "--out", tmp_path / "command"]
-    assert command("run", *words, "--set", "run.rounds=1")[0] == 0
+    assert call("run", *words, "--set", "run.rounds=1")[0] == 0
     assert files(tmp_path / "command") == files(tmp_path / "python")
 
 
-def test_one_option_of_local_training_changes_and_nothing_else(sites, tmp_path, command):
+def test_one_option_of_local_training_changes_and_nothing_else(sites, tmp_path, call):
     data = coterie.from_folder(sites, label="ill")
     change_one = {"local": {"learning_rate": 0.5}, "n_groups": 2, "compare": False}
     fit = coterie.fit(data, "ifca", rounds=1, out=tmp_path / "python", **change_one, quiet=True)
     assert fit.description["local"] == {**LOCAL, "learning_rate": 0.5}
     words = ["--data", sites, "--label", "ill", "--algorithm", "ifca", "--groups", "2"]
     words += ["--set", "local.learning_rate=0.5", "--set", "run.rounds=1", "--no-compare"]
-    assert command("run", *words, "--out", tmp_path / "command")[0] == 0
+    assert call("run", *words, "--out", tmp_path / "command")[0] == 0
     assert files(tmp_path / "command") == files(tmp_path / "python")
 
 
-def test_the_survey_uses_the_network_and_the_seed_that_were_set(sites, tmp_path, command):
+def test_the_survey_uses_the_network_and_the_seed_that_were_set(sites, tmp_path, call):
     data = coterie.from_folder(sites, label="ill")
     coterie.fit(data, "ifca", model="linear", seed=3, rounds=1, out=tmp_path / "python", quiet=True)
     words = [
@@ -106,35 +90,35 @@ def test_the_survey_uses_the_network_and_the_seed_that_were_set(sites, tmp_path,
         tmp_path / "command",
     ]
     words += ["--set", "model.name=linear", "--set", "run.seed=3", "--set", "run.rounds=1"]
-    assert command("run", *words)[0] == 0
+    assert call("run", *words)[0] == 0
     notes = " ".join(coterie.load(tmp_path / "command").notes)
     assert "found by a survey before training" in notes
     assert "chosen from the kind of data" not in notes
     assert files(tmp_path / "command") == files(tmp_path / "python")
 
 
-def test_clients_send_as_little_through_either_door(sites, tmp_path, command):
+def test_clients_send_as_little_through_either_door(sites, tmp_path, call):
     data = coterie.from_folder(sites, label="ill")
     options = {"n_groups": 2, "rounds": 1, "compare": False, "settings": {"why": ["labels"]}}
     fit = coterie.fit(data, "ifca", out=tmp_path / "python", **options, quiet=True)
     words = ["--data", sites, "--label", "ill", "--algorithm", "ifca", "--groups", "2"]
     words += ["--why", "labels", "--set", "run.rounds=1", "--no-compare"]
-    assert command("run", *words, "--out", tmp_path / "command")[0] == 0
+    assert call("run", *words, "--out", tmp_path / "command")[0] == 0
     assert files(tmp_path / "command") == files(tmp_path / "python")
-    code, out, _ = command("why", tmp_path / "command")
+    code, out, _ = call("why", tmp_path / "command")
     assert (code, out.strip()) == (0, str(fit.why))
     assert "- labels: number of its test rows" in out
     assert "- columns" not in out
 
 
-def test_the_command_line_reads_the_data_once(sites, command, monkeypatch):
+def test_the_command_line_reads_the_data_once(sites, call, monkeypatch):
     read = []
     real = readers.read_file
     monkeypatch.setattr(
         readers, "read_file", lambda path, *more: read.append(path.name) or real(path, *more)
     )
     words = ["--data", sites, "--label", "ill", "--set", "run.rounds=1", "--no-compare"]
-    assert command("run", *words)[0] == 0
+    assert call("run", *words)[0] == 0
     assert sorted(read) == [f"site-{i}.csv" for i in range(6)]
 
 

@@ -23,7 +23,7 @@ ROOMS = ("coterie.algorithms.", "coterie.clustering.")
 PAPERS = {"ifca": 450, "clove": 600, "fedgmi": 800, "fedgem": 900}
 # Goals for ours: census 1,200, blend 1,500, mosaic 1,800. Where a goal is missed, the limit is
 # the present number of lines, so that it does not grow.
-OURS = {"census": 1710, "blend": 1500, "mosaic": 2000, "survey": 800}
+OURS = {"census": 1680, "blend": 1500, "mosaic": 2000, "survey": 800}
 OTHERS = 450
 FIELDS = {"ifca": 12, "clove": 14, "fedgmi": 16, "fedgem": 14}
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from coterie import algorithms, data, models
@@ -166,10 +167,10 @@ def _options(thing: Any) -> list[str]:
     return [f"  {p}" for p in parameters if p.name != "data"]
 
 
-def load_file(path: Path) -> type[Algorithm]:
-    """The method in a Python file: the last one that it defines."""
+def import_file(path: Path, what: str = "defines a method") -> ModuleType:
+    """The module in a Python file; `what` says what the file is for, should it be missing."""
     if not path.exists():
-        raise ConfigError(f"{path} must be a Python file that defines a method. It does not exist.")
+        raise ConfigError(f"{path} must be a Python file that {what}. It does not exist.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -179,6 +180,12 @@ def load_file(path: Path) -> type[Algorithm]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{path} cannot be imported: {error}.") from error
+    return module
+
+
+def load_file(path: Path) -> type[Algorithm]:
+    """The method in a Python file: the last one that it defines."""
+    module = import_file(path)
     found = [
         value
         for value in vars(module).values()

@@ -331,16 +331,24 @@ class FederatedGaussianMixture(ClusterMixin, DensityMixin, BaseEstimator):
         )
         if groups is None:
             return density + torch.from_numpy(self.weights_).log()
-        owner = np.asarray(groups)
-        owner = np.full(len(x), owner) if owner.ndim == 0 else owner
-        place = np.searchsorted(self.clients_, owner).clip(max=len(self.clients_) - 1)
-        if len(owner) != len(x) or not (self.clients_[place] == owner).all():
-            raise ValueError(
-                "groups must have the client of each sample, one of clients_. Got an unknown "
-                "client or another number of entries. For a new client leave groups out, or use "
-                "place."
-            )
+        place = find_clients(self.clients_, groups, len(x), "use place")
         return density + torch.from_numpy(self.client_weights_[place]).log()
+
+
+def find_clients(clients: Array, groups: Any, n: int, otherwise: str) -> Array:
+    """Position in `clients`, which are sorted, of the client of each of n rows.
+
+    `otherwise` says what to do with a client that is not there.
+    """
+    owner = np.asarray(groups)
+    owner = np.full(n, owner) if owner.ndim == 0 else owner
+    place = np.searchsorted(clients, owner).clip(max=len(clients) - 1)
+    if len(owner) != n or not (clients[place] == owner).all():
+        raise ValueError(
+            "groups must have the client of each row, one of clients_. Got an unknown client or "
+            f"another number of entries. For a new client leave groups out, or {otherwise}."
+        )
+    return place
 
 
 @question(stackable=False, phase="evaluation", key="weights")

@@ -21,7 +21,7 @@ from coterie.core.errors import ConfigError, DataError, printable, unknown
 from coterie.core.federation import BankRows, Each
 from coterie.core.model import Model
 from coterie.core.random import seed_key
-from coterie.core.tree import Ids, Tree, leaves, row, take, tree_map
+from coterie.core.tree import Ids, Tree, n_rows, row, take, tree_map
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.again import prepare_again
 from coterie.data.cells import RawTable
@@ -434,7 +434,7 @@ class Fitted:
     def _place_inputs(self, x: Any) -> Spot:
         """The group of a client without labels, if its inputs tell it."""
         reference = self._reference()
-        n = len(leaves(self._inputs(x))[0])
+        n = n_rows(self._inputs(x))
         whole = self.card.task == "classification"
         nothing = torch.zeros(n, dtype=torch.int64 if whole else torch.get_default_dtype())
         new = self._as_client(x, np.asarray(nothing), coded=True)

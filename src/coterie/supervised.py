@@ -10,6 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie.data import from_function
+from coterie.estimator import find_clients
 from coterie.fitted import Fitted
 from coterie.fitting import fit
 
@@ -81,15 +82,8 @@ class _Federated(BaseEstimator):
                 if part
             )
             return out
-        owner = np.asarray(groups)
-        owner = np.full(len(x), owner) if owner.ndim == 0 else owner
-        place = np.searchsorted(self.clients_, owner).clip(max=len(self.clients_) - 1)
-        if len(owner) != len(x) or not (self.clients_[place] == owner).all():
-            raise ValueError(
-                "groups must have the client of each row, one of clients_. Got an unknown client "
-                "or another number of entries. For a new client leave groups out, or place it: "
-                "federation_.place(x, y)."
-            )
+        otherwise = "place it: federation_.place(x, y)"
+        place = find_clients(self.clients_, groups, len(x), otherwise)
         found = [(place == i, str(i)) for i in np.unique(place)]
         parts = [(mask, predict(x[mask], name)) for mask, name in found]
         out = np.zeros((len(x), *parts[0][1].shape[1:]))

@@ -14,7 +14,6 @@ from coterie.core.algorithm import REGISTRY
 from coterie.core.errors import ConfigError, unknown
 from coterie.running.build import Description
 
-SCALES = ("paper", "reduced", "quick")
 SPEED = 20e9
 """Floating point operations per second of one core, used to estimate running times."""
 

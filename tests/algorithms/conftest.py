@@ -10,20 +10,7 @@ from coterie.core import LocalSGD, Model
 from coterie.core.algorithm import grow
 from coterie.core.random import fold
 from coterie.data import from_arrays
-from coterie.engines import Simulation
 from coterie.models import LinearRegressor
-
-ENGINES = {
-    "stacked": {"stack": True},
-    "loop": {"stack": False},
-    "wire": {"stack": False, "wire": True},
-}
-
-
-@pytest.fixture(params=ENGINES)
-def federate(request):
-    """`federate(data, **options)` on each of the three engines."""
-    return lambda data, **options: Simulation(data, **ENGINES[request.param], **options)
 
 
 @pytest.fixture

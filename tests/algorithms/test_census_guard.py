@@ -2,7 +2,7 @@ import torch
 
 from coterie import metrics
 from coterie.algorithms.census.grouping import find_groups
-from coterie.algorithms.census.guard import clip, flat, loners, nearest
+from coterie.algorithms.census.guard import clip, flat, label_all, loners
 from coterie.clustering.noise import weighted_ward
 
 TRUTH = torch.arange(20) // 5
@@ -49,7 +49,7 @@ def test_liars_are_set_aside_and_told_the_nearest_group():
     x[3], x[12] = torch.tensor([5.0, -4.0, 5.0, -4.0]), torch.tensor([-6.0, 1.0, 2.0, 9.0])
     aside = loners(x, ones(x))
     assert aside.nonzero().flatten().tolist() == [3, 12]
-    labels = nearest(x, ones(x), TRUTH[~aside], aside)
+    labels = label_all(x, ones(x), TRUTH[~aside], aside)
     assert torch.equal(labels[~aside], TRUTH[~aside])
     assert ((labels >= 0) & (labels < 4)).all()
 
@@ -66,9 +66,7 @@ def test_who_loses_alike_on_all_models_says_nothing():
 def test_what_noise_alone_makes_is_not_far():
     # Second-nearest distances of a hundredth of the noise; one client a tenth of it away.
     x = torch.tensor([[0.0], [0.01], [0.02], [0.01], [0.02], [0.1]]).double()
-    weight = torch.ones_like(x)
-    assert not loners(x, weight).any()
-    assert loners(x, weight, floor=0.0).tolist() == [False] * 5 + [True]
+    assert not loners(x, ones(x)).any()
 
 
 def test_too_few_clients_have_no_loner():
@@ -106,12 +104,6 @@ def test_a_group_of_liars_who_were_set_aside_is_not_asked_for_any_more():
         before=torch.tensor([0] * 5 + [1] * 3 + [2] * 2),
     )
     assert len(found.labels.unique()) == 3
-
-
-def test_clients_that_agree_to_the_last_bit_make_nobody_a_loner():
-    x = torch.zeros(9, 2).double()
-    x[8] = 1.0
-    assert not loners(x, ones(x), floor=0.0).any()
 
 
 def test_many_clients_are_compared_with_some(monkeypatch):

@@ -23,10 +23,10 @@ def agreement(method, data, seed=0):
     return adjusted_rand_score(np.concatenate(truth), np.concatenate(found))
 
 
-def test_kfed_by_hand(engine):
+def test_kfed_by_hand(federate):
     # Two clients with two clusters each: {0, 1}, {10, 11} and {0.5}, {20, 21}; centres 0.5, 10.5
     # and 0.5, 20.5. From either client the farthest-first choice of three is 0.5, 10.5, 20.5.
-    fed = engine(points([0.0, 1.0, 10.0, 11.0], [0.5, 0.5, 20.0, 21.0]))
+    fed = federate(points([0.0, 1.0, 10.0, 11.0], [0.5, 0.5, 20.0, 21.0]))
     method = KFed(n_clusters=3, n_components=2)
     state = rounds(method, fed, 1)
     assert sorted(state.centres.flatten().tolist()) == pytest.approx([0.5, 10.5, 20.5])
@@ -35,25 +35,27 @@ def test_kfed_by_hand(engine):
     assert low in state.members[1].tolist()
 
 
-def test_kfed_takes_the_samples_where_there_are_few(engine):
-    fed = engine(points([0.0, 5.0], [9.0, 1.0, 1.5]))
+def test_kfed_takes_the_samples_where_there_are_few(federate):
+    fed = federate(points([0.0, 5.0], [9.0, 1.0, 1.5]))
     state = rounds(KFed(n_clusters=2, n_components=2), fed, 1)
     assert int((state.members >= 0).sum()) == 4
 
 
-def test_kfed_says_when_there_are_too_few_centres(engine):
+def test_kfed_says_when_there_are_too_few_centres(federate):
     with pytest.raises(ConfigError, match="at least n_clusters=5"):
         rounds(
-            KFed(n_clusters=5, n_components=2), engine(points([0.0, 1.0, 2.0], [3.0, 4.0, 5.0])), 1
+            KFed(n_clusters=5, n_components=2),
+            federate(points([0.0, 1.0, 2.0], [3.0, 4.0, 5.0])),
+            1,
         )
     with pytest.raises(TaskError, match="at most n_clusters=1"):
-        rounds(KFed(n_clusters=1, n_components=2), engine(points([0.0, 1.0, 2.0])), 1)
+        rounds(KFed(n_clusters=1, n_components=2), federate(points([0.0, 1.0, 2.0])), 1)
 
 
-def test_a_round_of_federated_kmeans_by_hand(engine):
+def test_a_round_of_federated_kmeans_by_hand(federate):
     # Data 0, 2 | 4, 10 and centres 1, 9: means 1 | 4 and 10, sizes 2 | 1 and 1. Weighted k-means of
     # 1 (2), 4 (1), 10 (1) has the centres 2 and 10.
-    fed = engine(points([0.0, 2.0], [4.0, 10.0]))
+    fed = federate(points([0.0, 2.0], [4.0, 10.0]))
     method = FederatedKMeans(n_clusters=2)
     fed.begin(-1)
     state = method.init(fed)._replace(centres=torch.tensor([[1.0], [9.0]]).double())
@@ -62,8 +64,8 @@ def test_a_round_of_federated_kmeans_by_hand(engine):
     assert state.centres.flatten().tolist() == pytest.approx([2.0, 10.0])
 
 
-def test_a_part_without_samples_reports_the_centre(engine):
-    fed = engine(points([0.0, 2.0]))
+def test_a_part_without_samples_reports_the_centre(federate):
+    fed = federate(points([0.0, 2.0]))
     method = FederatedKMeans(n_clusters=2)
     fed.begin(0)
     centres = torch.tensor([[1.0], [99.0]]).double()
@@ -81,10 +83,10 @@ def test_fuzzy_memberships_by_hand():
     assert share[0].tolist() == pytest.approx([0.9, 0.1])
 
 
-def test_a_fuzzy_round_by_hand(engine):
+def test_a_fuzzy_round_by_hand(federate):
     # One sample at 1 and one at 3, centres 0 and 4: memberships .9, .1 and .1, .9; squared
     # .81, .01: centres (.81 * 1 + .01 * 3) / .82 and the mirror image.
-    fed = engine(points([1.0], [3.0]))
+    fed = federate(points([1.0], [3.0]))
     method = FederatedCMeans(n_clusters=2)
     fed.begin(-1)
     state = method.init(fed)._replace(centres=torch.tensor([[0.0], [4.0]]).double())

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from coterie.algorithms import common
+from coterie.algorithms.finite import find_finite
 from coterie.core import Model
 from coterie.core.errors import ConfigError
 from coterie.core.random import seed_key
@@ -142,3 +143,12 @@ def test_given_groups_and_others(crowd):
     assert common.follow_start(fed, ids, own, 3).tolist() == [1, 2, 0]
     with pytest.raises(ConfigError, match="groups must be 0 to 2, because there are 3 models"):
         common.follow_start(fed, torch.arange(4), own, 3)
+
+
+def test_replies_that_are_not_finite_are_counted():
+    values, table = torch.tensor([1.0, torch.inf, 2.0]), torch.tensor([[1.0, torch.nan]] * 3)
+    with pytest.warns(UserWarning, match="M: 1 shares were not finite and were left out"):
+        assert find_finite("M", "shares", values).tolist() == [True, False, True]
+    with pytest.warns(UserWarning, match="M: 3 shares"):
+        assert not find_finite("M", "shares", values, table).any()
+    assert find_finite("M", "shares", values[:0], table[:0]).tolist() == []

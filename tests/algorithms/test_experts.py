@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from coterie.algorithms.components import evidence_of
 from coterie.algorithms.experts import (
-    evidence_of,
     fit_shares,
     mean_share,
     mix_outputs,

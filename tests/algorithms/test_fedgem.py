@@ -39,19 +39,19 @@ def test_responsibilities_by_hand():
     assert share.tolist() == [pytest.approx([wanted, 1 - wanted]), [0.0, 0.0]]
 
 
-def test_a_round_by_hand(engine):
+def test_a_round_by_hand(federate):
     # Two clients with one component each: data -1, 1 and 0, 2. From any seed the EM step goes to
     # the means 0 and 1, at distance 1 from the seed, so the radii are sqrt(1/2) and the balls
     # overlap. Their common point is 0.5; new centres are (0 + 0.5) / 2 and (1 + 0.5) / 2.
-    fed = engine(points([-1.0, 1.0], [0.0, 2.0]))
+    fed = federate(points([-1.0, 1.0], [0.0, 2.0]))
     state = rounds(FedGEM(n_components=1), fed, 1)
     assert state.radii.flatten().tolist() == pytest.approx([0.5**0.5] * 2)
     assert state.centres.flatten().tolist() == pytest.approx([0.25, 0.75])
 
 
-def test_the_next_round_begins_where_the_server_left_off(engine):
+def test_the_next_round_begins_where_the_server_left_off(federate):
     # From 0.25 and 0.75 the steps go to 0 and 1 again: radii sqrt(1/2) / 4 do not reach each other.
-    fed = engine(points([-1.0, 1.0], [0.0, 2.0]))
+    fed = federate(points([-1.0, 1.0], [0.0, 2.0]))
     state = rounds(FedGEM(n_components=1), fed, 2)
     assert state.radii.flatten().tolist() == pytest.approx([0.5**0.5 / 4] * 2)
     assert state.centres.flatten().tolist() == pytest.approx([0.0, 1.0])
@@ -99,10 +99,10 @@ def test_nobodys_likelihood_falls_in_the_rounds():
             last = np.array(now)
 
 
-def test_rounds_stop_when_no_centre_moves(engine):
+def test_rounds_stop_when_no_centre_moves(federate):
     # One client, one component: the first step reaches the mean, the second does not move; the
     # third exchange is the final aggregation.
-    fed = engine(points([-1.0, 1.0]))
+    fed = federate(points([-1.0, 1.0]))
     seen = [info.get("stage") for _, info in play(FedGEM(n_components=1), fed)]
     assert seen == [None, "rounds", "rounds", "aggregation"]
 

@@ -77,21 +77,21 @@ def fit_locally(method, fed):
     return method.admit(fed, state, fed.everyone())._replace(stage=torch.tensor(ROUNDS))
 
 
-def test_a_round_by_hand(engine):
+def test_a_round_by_hand(federate):
     # Two clients with one component each: data -1, 1 and 0, 2. From any seed the step goes to the
     # means 0 and 1, |seed - mean| = 1. Variances: mean squared distance to the seed 2, around the
     # mean 1; so the squared radius is (1 / 2) (1 / 2) 1 = 1/4, and balls of 1/2 touch. The mean of
     # both centres is 0.5, which lies in both balls.
-    fed = engine(points([-1.0, 1.0], [0.0, 2.0]))
+    fed = federate(points([-1.0, 1.0], [0.0, 2.0]))
     method = Mosaic(n_components=1, covariance="tied", min_count=1.0)
     state = rounds(method, fed, 1)
     assert state.radii.flatten().tolist() == pytest.approx([0.5, 0.5])
     assert state.centres.flatten().tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_one_client_refines_to_its_own_em(engine):
+def test_one_client_refines_to_its_own_em(federate):
     data = clouds().subset(torch.tensor([0]))
-    fed = engine(data)
+    fed = federate(data)
     state = played(Mosaic(n_components="facts", covariance="tied", refine=40), fed)
     k = int(data.client_facts["n_components"][0])
     assert len(state.groups.n) == k

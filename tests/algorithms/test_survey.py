@@ -43,7 +43,7 @@ def test_one_group_is_an_answer(federate):
     state = surveyed(algorithm, federate(data))
     assert state.assignment.tolist() == [0] * 12
     [curve] = algorithm.curves(state)
-    assert (curve.name, curve.chosen, curve.decides) == ("conditional", 1, True)
+    assert (curve.name, curve.chosen) == ("conditional", 1)
     assert len(algorithm.odd(state)) == 0
 
 
@@ -132,10 +132,17 @@ def odd_one():
     return from_arrays([*batch.x], ys, n_outputs=4, task="classification", test_fraction=0.0)
 
 
-@pytest.mark.parametrize("known", [{}, {"n_groups": 1}, {"lens": "joint"}])
-def test_an_odd_client_trains_alone(federate, known):
+@pytest.mark.parametrize("known", [{"n_groups": 1}, {"lens": "joint"}])
+def test_an_odd_client_is_found_whatever_is_known(known):
+    algorithm = Survey(net(), LOCAL, **known)
+    state = surveyed(algorithm, Simulation(odd_one()))
+    assert algorithm.odd(state).tolist() == [4]
+    assert state.assignment.tolist() == [0] * 4 + [1] + [0] * 6
+
+
+def test_an_odd_client_trains_alone(federate):
     data = odd_one()
-    algorithm, fed = Survey(net(), LOCAL, **known), federate(data)
+    algorithm, fed = Survey(net(), LOCAL), federate(data)
     state = surveyed(algorithm, fed)
     assert algorithm.odd(state).tolist() == [4]
     assert state.assignment.tolist() == [0] * 4 + [1] + [0] * 6
@@ -184,6 +191,14 @@ def test_a_given_number_is_kept(federate):
     state = surveyed(algorithm, federate(data))
     assert state.assignment.unique().tolist() == [0, 1]
     assert algorithm.curves(state) == []  # nothing was chosen
+
+
+def test_an_odd_client_has_its_own_model_whatever_number_is_given():
+    algorithm = Survey(net(), LOCAL, n_groups=3)
+    state = surveyed(algorithm, Simulation(odd_one()))
+    assert algorithm.odd(state).tolist() == [4]
+    assert state.assignment.bincount()[3] == 1
+    assert state.assignment[4] == 3
 
 
 def test_losses_that_are_no_numbers_wait(federate):

@@ -27,8 +27,8 @@ def draw(client):
     return {"u": uniform(client.key, (2,), torch.float64)}
 
 
-def test_replies_come_stacked_in_the_order_asked(engine):
-    fed = engine(FOUR)
+def test_replies_come_stacked_in_the_order_asked(federate):
+    fed = federate(FOUR)
     ids, reply = fed.map(size, to=torch.tensor([3, 1, 0]))
     assert ids.tolist() == [3, 1, 0]
     assert reply["n"].tolist() == [1, 2, 1]
@@ -36,15 +36,15 @@ def test_replies_come_stacked_in_the_order_asked(engine):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 8])
-def test_the_order_does_not_depend_on_chunks(engine, chunk):
-    ids, reply = engine(FOUR, chunk=chunk).map(size, to=torch.tensor([2, 0, 1, 3]))
+def test_the_order_does_not_depend_on_chunks(federate, chunk):
+    ids, reply = federate(FOUR, chunk=chunk).map(size, to=torch.tensor([2, 0, 1, 3]))
     assert ids.tolist() == [2, 0, 1, 3]
     assert reply["mean"].tolist() == [5.0, 0.0, 2.0, 7.0]
 
 
 @pytest.mark.parametrize("chunk", [1, 8])
-def test_payloads_for_all_by_row_and_each(engine, chunk):
-    fed = engine(FOUR, chunk=chunk)
+def test_payloads_for_all_by_row_and_each(federate, chunk):
+    fed = federate(FOUR, chunk=chunk)
     to = torch.tensor([3, 1])
     _, reply = fed.map(
         echo,
@@ -58,57 +58,57 @@ def test_payloads_for_all_by_row_and_each(engine, chunk):
     assert reply["2"]["own"].tolist() == [[1], [2]]
 
 
-def test_a_payload_may_be_a_tuple_or_empty(engine):
+def test_a_payload_may_be_a_tuple_or_empty(federate):
     @task
     def both(client, pair, nothing):
         shared, bank = pair
         assert nothing == {}
         return {"sum": shared["centre"] + bank["centre"].sum()}
 
-    _, reply = engine(FOUR).map(both, (centre(1.0), centres(2.0, 3.0)), {}, to=torch.arange(2))
+    _, reply = federate(FOUR).map(both, (centre(1.0), centres(2.0, 3.0)), {}, to=torch.arange(2))
     assert reply["sum"].tolist() == [6.0, 6.0]
 
 
-def test_means_are_taken_on_the_way_in(engine):
+def test_means_are_taken_on_the_way_in(federate):
     # Sample means 0, 2, 5, 7 with 1, 2, 1, 1 samples: 16 / 5, and 14 / 4 unweighted.
     mean = Mean("mean", torch.tensor(0.0), weight="n")
-    _, reply = engine(FOUR, chunk=2).map(size, to=torch.arange(4), reduce=mean)
+    _, reply = federate(FOUR, chunk=2).map(size, to=torch.arange(4), reduce=mean)
     assert reply["mean"].item() == pytest.approx(3.2)
     assert reply["n"].tolist() == [1, 2, 1, 1]
 
 
-def test_two_means_at_once(engine):
+def test_two_means_at_once(federate):
     @task
     def two(client):
         x = client.train.mean(client.train.x.flatten())
         return {"a": x, "b": -x, "group": (x > 4).long()}
 
     means = (Mean("a", torch.tensor(0.0)), Mean("b", torch.zeros(3), by="group"))
-    _, reply = engine(FOUR).map(two, to=torch.arange(4), reduce=means)
+    _, reply = federate(FOUR).map(two, to=torch.arange(4), reduce=means)
     assert reply["a"].item() == 3.5
     assert reply["b"].tolist() == [-1.0, -6.0, 0.0]
     assert reply["group"].tolist() == [0, 0, 1, 1]
 
 
-def test_groups_by_server_vector_follow_the_order_asked(engine):
-    fed = engine(FOUR, chunk=1)
+def test_groups_by_server_vector_follow_the_order_asked(federate):
+    fed = federate(FOUR, chunk=1)
     mean = Mean("mean", torch.zeros(2), by=torch.tensor([1, 0, 1]))
     _, reply = fed.map(size, to=torch.tensor([3, 1, 0]), reduce=mean)
     assert reply["mean"].tolist() == [2.0, 3.5]
 
 
-def test_nobody_asked_is_nothing_said(engine):
+def test_nobody_asked_is_nothing_said(federate):
     nobody = torch.empty(0, dtype=torch.int64)
-    ids, reply = engine(FOUR).map(size, to=nobody, at_least=0)
+    ids, reply = federate(FOUR).map(size, to=nobody, at_least=0)
     assert len(ids) == 0
     assert reply == {}
     mean = Mean("mean", torch.tensor(0.1))
-    _, reply = engine(FOUR).map(size, to=nobody, at_least=0, reduce=mean)
+    _, reply = federate(FOUR).map(size, to=nobody, at_least=0, reduce=mean)
     assert torch.equal(reply["mean"], torch.tensor(0.1))
 
 
-def test_too_few_answers_are_an_error_that_counts_them(engine):
-    fed = engine(FOUR, faults=Faults(drop=1.0))
+def test_too_few_answers_are_an_error_that_counts_them(federate):
+    fed = federate(FOUR, faults=Faults(drop=1.0))
     fed.begin(2)
     with pytest.raises(FederationError) as error:
         fed.map(size, to=torch.arange(3), at_least=2)
@@ -117,17 +117,17 @@ def test_too_few_answers_are_an_error_that_counts_them(engine):
     )
 
 
-def test_a_function_that_is_no_task_is_refused(engine):
+def test_a_function_that_is_no_task_is_refused(federate):
     with pytest.raises(TaskError, match=r"is not a task. Put @task above"):
-        engine(FOUR).map(lambda client: {}, to=torch.arange(2))
+        federate(FOUR).map(lambda client: {}, to=torch.arange(2))
 
 
-def test_an_unknown_leaf_is_refused(engine):
+def test_an_unknown_leaf_is_refused(federate):
     with pytest.raises(TaskError, match=r"size: Mean needs 'params' in the reply. Got: n, mean"):
-        engine(FOUR).map(size, to=torch.arange(2), reduce=Mean("params", centre(0.0)))
+        federate(FOUR).map(size, to=torch.arange(2), reduce=Mean("params", centre(0.0)))
 
 
-def test_a_reply_with_a_number_is_refused(engine):
+def test_a_reply_with_a_number_is_refused(federate):
     @task
     def count(client):
         return {"n": len(client.train.mask)}
@@ -135,7 +135,7 @@ def test_a_reply_with_a_number_is_refused(engine):
     with pytest.raises(
         TaskError, match=r"count: every leaf of a reply must be a tensor. 'n' is int"
     ):
-        engine(FOUR).map(count, to=torch.arange(2))
+        federate(FOUR).map(count, to=torch.arange(2))
 
 
 # Traffic
@@ -145,8 +145,8 @@ def bytes_of(fed, phase, direction):
     return fed.traffic.totals[phase, direction].tolist()
 
 
-def test_a_bank_counts_whole_and_a_row_as_a_row(engine):
-    fed = engine(FOUR)
+def test_a_bank_counts_whole_and_a_row_as_a_row(federate):
+    fed = federate(FOUR)
     fed.begin(0)
     bank, assignment = centres(0.0, 1.0, 2.0), torch.tensor([2, 1])
     fed.map(echo, bank, to=torch.tensor([0]))
@@ -159,8 +159,8 @@ def wide(k):
     return {"w": torch.zeros(k, 10)}  # 40 bytes a row
 
 
-def test_what_a_client_holds_in_a_round_counts_as_an_index(engine):
-    fed = engine(FOUR)
+def test_what_a_client_holds_in_a_round_counts_as_an_index(federate):
+    fed = federate(FOUR)
     bank, to = wide(3), torch.tensor([0, 1])
     fed.begin(0)
     fed.map(size, to=to)
@@ -176,23 +176,23 @@ def test_what_a_client_holds_in_a_round_counts_as_an_index(engine):
     assert bytes_of(fed, "train", "down") == [136 + 168, 136 + 200]
 
 
-def test_equal_values_in_other_tensors_are_sent_again(engine):
-    fed = engine(FOUR)
+def test_equal_values_in_other_tensors_are_sent_again(federate):
+    fed = federate(FOUR)
     fed.begin(0)
     fed.map(echo, wide(1), to=torch.tensor([0]))
     fed.map(echo, wide(1), to=torch.tensor([0]))
     assert bytes_of(fed, "train", "down") == [80]
 
 
-def test_own_parts_count_one_each(engine):
-    fed = engine(FOUR)
+def test_own_parts_count_one_each(federate):
+    fed = federate(FOUR)
     fed.begin(0)
     fed.map(echo, each(wide(2)), {}, to=torch.tensor([1, 2]))
     assert bytes_of(fed, "train", "down") == [0, 40, 40]
 
 
-def test_traffic_is_kept_by_phase(engine):
-    fed = engine(FOUR)
+def test_traffic_is_kept_by_phase(federate):
+    fed = federate(FOUR)
     fed.begin(-1)
     fed.map(draw, to=torch.tensor([0]))  # 2 float64
     fed.begin(0)
@@ -208,12 +208,12 @@ def test_traffic_is_kept_by_phase(engine):
     assert fed.traffic.total("evaluation", "train") == 24
 
 
-def test_what_is_kept_does_not_travel(engine):
+def test_what_is_kept_does_not_travel(federate):
     @task
     def remember(client):
         return Reply({}, keep={"big": torch.zeros(100)})
 
-    fed = engine(FOUR)
+    fed = federate(FOUR)
     fed.map(remember, to=torch.arange(4))
     assert fed.traffic.total() == 0
 
@@ -271,33 +271,33 @@ def drawn(fed, order, round=0):
     return {fed.names[int(i)]: tuple(u.tolist()) for i, u in zip(ids, reply["u"], strict=True)}
 
 
-def test_client_keys_depend_on_nothing_but_seed_round_task_and_name(engine):
+def test_client_keys_depend_on_nothing_but_seed_round_task_and_name(federate):
     data = ragged(3, 1, 2, 4)
     base = drawn(Simulation(data, stack=False), torch.arange(4))
     assert len(set(base.values())) == 4
     for chunk in (1, 3, 8):
-        assert drawn(engine(data, chunk=chunk), torch.tensor([2, 3, 0, 1])) == base
-    turned = engine(data.subset(torch.tensor([3, 1, 0])))
+        assert drawn(federate(data, chunk=chunk), torch.tensor([2, 3, 0, 1])) == base
+    turned = federate(data.subset(torch.tensor([3, 1, 0])))
     some = drawn(turned, torch.arange(3))
     assert some == {name: base[name] for name in some}
-    assert drawn(engine(data), torch.arange(4), round=1) != base
-    assert drawn(engine(data, seed=1), torch.arange(4)) != base
-    assert drawn(engine(data, restart=1), torch.arange(4)) != base
+    assert drawn(federate(data), torch.arange(4), round=1) != base
+    assert drawn(federate(data, seed=1), torch.arange(4)) != base
+    assert drawn(federate(data, restart=1), torch.arange(4)) != base
 
 
-def test_a_second_exchange_of_a_task_draws_anew(engine):
-    fed = engine(FOUR)
+def test_a_second_exchange_of_a_task_draws_anew(federate):
+    fed = federate(FOUR)
     fed.begin(0)
     (_, a), (_, b) = (fed.map(draw, to=torch.arange(4)) for _ in range(2))
     assert not torch.equal(a["u"], b["u"])
 
 
-def test_asking_aside_leaves_no_trace(engine):
+def test_asking_aside_leaves_no_trace(federate):
     @task
     def remember(client):
         return Reply({"u": uniform(client.key, ())}, keep={"u": torch.tensor(1.0)})
 
-    fed, other = engine(FOUR), engine(FOUR)
+    fed, other = federate(FOUR), federate(FOUR)
     for f in (fed, other):
         f.begin(0)
     with other.aside():

@@ -63,36 +63,36 @@ def test_chunks_do_not_matter(chunk):
     assert furthest(rounds(method, Simulation(UNEQUAL, chunk=chunk), 3), whole) < 1e-12
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not(engine):
+def test_the_same_seed_is_the_same_run_and_another_is_not(federate):
     method = FedAvg(Model(normed), LocalSGD(0.2, batch_size=2))
-    a, b, c = (rounds(method, engine(UNEQUAL, seed=s), 2) for s in (1, 1, 2))
+    a, b, c = (rounds(method, federate(UNEQUAL, seed=s), 2) for s in (1, 1, 2))
     assert furthest(a, b) == 0.0
     assert furthest(a, c) > 0.0
 
 
-def test_fedavg_by_hand(engine):
+def test_fedavg_by_hand(federate):
     # Clients at 0 and {4, 6}; a full step of 0.5 leads to the client's mean.
     # Weighted by samples: (1 * 0 + 2 * 5) / 3.
-    fed = engine(points([0.0], [4.0, 6.0]))
+    fed = federate(points([0.0], [4.0, 6.0]))
     method = FedAvg(mean_model(), LocalSGD(0.5))
     fed.begin(0)
     state, _ = method.step(fed, type(method.init(fed))(centre(1.0)))
     assert state.params["centre"].item() == pytest.approx(10 / 3, abs=1e-12)
 
 
-def test_buffers_are_averaged_and_counters_are_the_first_contributors(engine):
+def test_buffers_are_averaged_and_counters_are_the_first_contributors(federate):
     # Batch means 0 and 4: running means 0 and 0.4, by samples (0 + 3 * 0.4) / 4 = 0.3.
     model = Model(
         nn.Sequential(nn.BatchNorm1d(1), nn.BatchNorm1d(1)), "reconstruction", dtype=torch.float64
     )
-    fed = engine(points([0.0], [3.0, 4.0, 5.0]))
+    fed = federate(points([0.0], [3.0, 4.0, 5.0]))
     state = rounds(FedAvg(model, LocalSGD(0.0, steps=1)), fed, 1)
     assert state.params["buffer:0.running_mean"].item() == pytest.approx(0.3)
     assert state.params["buffer:0.num_batches_tracked"].item() == 1
     assert state.params["buffer:1.num_batches_tracked"].item() == 1
 
 
-def test_weight_decay_does_not_enter_the_probe(engine):
+def test_weight_decay_does_not_enter_the_probe(federate):
     # With a decay of 9 in the loss, the client at 2 would prefer the model at 0 to the one at 3.
     model, local = mean_model(), LocalSGD(0.01, weight_decay=9.0)
 
@@ -101,7 +101,7 @@ def test_weight_decay_does_not_enter_the_probe(engine):
         losses = model.probe(models, client.train)
         return {"losses": losses, **local(client, take(models, losses.argmin()), model.losses)}
 
-    _, reply = engine(points([0.0], [2.0])).map(update, centres(0.0, 3.0), to=torch.arange(2))
+    _, reply = federate(points([0.0], [2.0])).map(update, centres(0.0, 3.0), to=torch.arange(2))
     assert reply["losses"].tolist() == [[0.0, 9.0], [4.0, 1.0]]
     # The training does decay: gradient 2 (3 - 2) + 9 * 3 = 29.
     assert reply["centre"].tolist() == pytest.approx([0.0, 3.0 - 0.29])
@@ -160,13 +160,13 @@ def test_a_task_that_cannot_be_stacked_is_told_the_rule_it_broke(broken, rule):
     assert "Change the task, or mark it @task(stackable=False)." in str(error.value)
 
 
-def test_a_task_may_say_that_it_cannot_be_stacked(engine):
+def test_a_task_may_say_that_it_cannot_be_stacked(federate):
     @task(stackable=False)
     def unpadded(client):
         x = client.train.x
         return {"x": x.sum() if x.sum().item() > 0 else x.min(), "rows": torch.tensor(len(x))}
 
-    _, reply = engine(points([1.0, 1.0], [-2.0])).map(unpadded, to=torch.arange(2))
+    _, reply = federate(points([1.0, 1.0], [-2.0])).map(unpadded, to=torch.arange(2))
     assert reply["x"].tolist() == [2.0, -2.0]
     assert reply["rows"].tolist() == [2, 1]
 
@@ -176,9 +176,9 @@ def rolls(client):
     return {"x": torch.rand(())}
 
 
-def test_the_global_generator_is_refused(engine):
+def test_the_global_generator_is_refused(federate):
     with pytest.raises(TaskError, match=r"must not draw from the global generator. Use client.key"):
-        engine(points([1.0], [2.0])).map(rolls, to=torch.arange(2))
+        federate(points([1.0], [2.0])).map(rolls, to=torch.arange(2))
 
 
 class Loose(nn.Module):
@@ -193,9 +193,9 @@ class Loose(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Loose cannot be stacked")
-def test_functional_dropout_is_refused_in_training_and_fine_in_evaluation(engine):
+def test_functional_dropout_is_refused_in_training_and_fine_in_evaluation(federate):
     model = Model(Loose)
-    method, fed = FedAvg(model, LocalSGD(0.1)), engine(UNEQUAL)
+    method, fed = FedAvg(model, LocalSGD(0.1)), federate(UNEQUAL)
     fed.begin(0)
     with pytest.raises(TaskError, match=r"nn.Dropout instead of functional dropout"):
         method.step(fed, method.init(fed))
@@ -209,7 +209,7 @@ def test_functional_dropout_is_refused_in_training_and_fine_in_evaluation(engine
     ).all()
 
 
-def test_a_failing_client_is_named_with_method_task_and_round(engine):
+def test_a_failing_client_is_named_with_method_task_and_round(federate):
     @dataclass(frozen=True)
     class Picky(Algorithm):
         def init(self, fed: Any) -> Any:
@@ -228,7 +228,7 @@ def test_a_failing_client_is_named_with_method_task_and_round(engine):
         def predict(self, personal: Any, x: Any) -> Tensor:
             return x
 
-    fed = engine(points([1.0], [2.0], names=["ann", "bob"]))
+    fed = federate(points([1.0], [2.0], names=["ann", "bob"]))
     fed.begin(4)
     with pytest.raises(TaskError) as error:
         Picky().step(fed, ())
@@ -255,7 +255,7 @@ def test_spectral_norm_trains_one_by_one_after_one_warning():
     assert furthest(stacked, loop) < 1e-12
 
 
-def test_a_broken_model_shows_its_own_error_not_that_of_stacking(engine):
+def test_a_broken_model_shows_its_own_error_not_that_of_stacking(federate):
     class Wrong(nn.Module):
         def __init__(self):
             super().__init__()
@@ -264,7 +264,7 @@ def test_a_broken_model_shows_its_own_error_not_that_of_stacking(engine):
         def forward(self, x):
             return self.layer(x)
 
-    method, fed = FedAvg(Model(Wrong), LocalSGD(0.1)), engine(UNEQUAL)
+    method, fed = FedAvg(Model(Wrong), LocalSGD(0.1)), federate(UNEQUAL)
     fed.begin(0)
     with pytest.raises(
         TaskError, match=r"FedAvg.update: client 'client-\d' failed in round 1: mat1"
@@ -318,22 +318,22 @@ def info(fed, round):
     return Diary().step(fed, grow(State(fed.per_client(-1)), fed.n_clients))[1]
 
 
-def test_memory_lasts_over_rounds(engine):
-    fed = engine(points([1.0], [2.0]))
+def test_memory_lasts_over_rounds(federate):
+    fed = federate(points([1.0], [2.0]))
     for r in range(3):
         assert info(fed, r)["count"].tolist() == [r + 1, r + 1]
         fed.commit()
 
 
-def test_memory_of_a_round_is_seen_by_its_next_exchange(engine):
-    fed = engine(points([1.0], [2.0]))
+def test_memory_of_a_round_is_seen_by_its_next_exchange(federate):
+    fed = federate(points([1.0], [2.0]))
     fed.begin(0)
     for n in (1, 2):
         assert Diary().step(fed, None)[1]["count"].tolist() == [n, n]
 
 
-def test_an_abandoned_round_leaves_no_trace(engine):
-    fed, plain = engine(points([1.0], [2.0])), engine(points([1.0], [2.0]))
+def test_an_abandoned_round_leaves_no_trace(federate):
+    fed, plain = federate(points([1.0], [2.0])), federate(points([1.0], [2.0]))
     for f in (fed, plain):
         info(f, 0)
         f.commit()
@@ -344,17 +344,17 @@ def test_an_abandoned_round_leaves_no_trace(engine):
     assert a["mark"].tolist() == b["mark"].tolist()
 
 
-def test_an_abandoned_first_round_leaves_nothing(engine):
-    fed = engine(points([1.0], [2.0]))
+def test_an_abandoned_first_round_leaves_nothing(federate):
+    fed = federate(points([1.0], [2.0]))
     info(fed, 0)
     fed.rollback()
     assert not fed.memory.knows(0)
     assert info(fed, 0)["count"].tolist() == [1, 1]
 
 
-def test_memory_of_samples_is_unpadded_whoever_is_asked_together(engine):
+def test_memory_of_samples_is_unpadded_whoever_is_asked_together(federate):
     data = points([1.0], [2.0, 4.0, 6.0], [5.0, 7.0])
-    fed = engine(data)
+    fed = federate(data)
     fed.begin(0)
     for together in ([0, 1], [0], [1, 2], [2], [0, 2], [0, 1, 2]):
         fed.map(Diary().note, to=torch.tensor(together))
@@ -365,17 +365,17 @@ def test_memory_of_samples_is_unpadded_whoever_is_asked_together(engine):
     ]
 
 
-def test_the_first_memory_does_not_depend_on_when_a_client_is_first_asked(engine):
+def test_the_first_memory_does_not_depend_on_when_a_client_is_first_asked(federate):
     data = points([1.0], [2.0], [3.0])
-    early, late = engine(data), engine(data, chunk=1)
+    early, late = federate(data), federate(data, chunk=1)
     first = info(early, 0)["luck"]
     late.begin(7)
     _, reply = late.map(Diary().note, to=torch.tensor([2, 0]))
     assert reply["luck"].tolist() == first[[2, 0]].tolist()
 
 
-def test_what_a_task_does_not_keep_stays(engine):
-    fed = engine(points([1.0], [2.0]))
+def test_what_a_task_does_not_keep_stays(federate):
+    fed = federate(points([1.0], [2.0]))
     info(fed, 0)
     assert set(fed.memory.get(0)) == {"count", "samples", "luck"}
 
@@ -399,13 +399,13 @@ def test_clients_with_different_memories_are_refused_in_a_stack():
         stacked.map(look, to=torch.arange(2))
 
 
-def test_memory_is_not_a_view_of_the_reply(engine):
+def test_memory_is_not_a_view_of_the_reply(federate):
     @task
     def keep(client):
         both = torch.zeros(3)
         return Reply({"a": both}, keep={"a": both})
 
-    fed = engine(points([1.0], [2.0]))
+    fed = federate(points([1.0], [2.0]))
     _, reply = fed.map(keep, to=torch.arange(2))
     reply["a"].add_(1)
     assert fed.memory.get(0)["a"].tolist() == [0.0, 0.0, 0.0]
@@ -414,8 +414,8 @@ def test_memory_is_not_a_view_of_the_reply(engine):
 # Joining late
 
 
-def test_clients_join_in_their_round(engine):
-    fed = engine(points([1.0], [2.0], [3.0]), joins=[0, 0, 2])
+def test_clients_join_in_their_round(federate):
+    fed = federate(points([1.0], [2.0], [3.0]), joins=[0, 0, 2])
     assert info(fed, 0)["ids"].tolist() == [0, 1]
     fed.commit()
     assert info(fed, 1)["ids"].tolist() == [0, 1]
@@ -425,8 +425,8 @@ def test_clients_join_in_their_round(engine):
     assert fed.n_clients == 2  # init counts as the first round
 
 
-def test_a_state_grows_with_the_federation(engine):
-    fed = engine(points([1.0], [2.0], [3.0]), joins=[0, 1, 1])
+def test_a_state_grows_with_the_federation(federate):
+    fed = federate(points([1.0], [2.0], [3.0]), joins=[0, 1, 1])
     fed.begin(0)
     state = Diary().init(fed)
     assert len(state.assignment) == 1
@@ -443,9 +443,9 @@ def test_joins_must_rise_and_name_every_client(joins):
 # Lost replies
 
 
-def test_the_silent_are_not_touched(engine):
+def test_the_silent_are_not_touched(federate):
     data = ragged(*[2] * 12, shape=(1,))
-    fed = engine(data, faults=Faults(drop=0.4))
+    fed = federate(data, faults=Faults(drop=0.4))
     answered = info(fed, 0)["ids"].tolist()
     assert 0 < len(answered) < 12
     assert answered == sorted(answered)
@@ -463,9 +463,9 @@ def test_lost_replies_are_the_same_on_every_engine():
     assert ids[0] == ids[1] == ids[2]
 
 
-def test_the_mean_is_of_those_who_answered(engine):
+def test_the_mean_is_of_those_who_answered(federate):
     data = points(*[[float(i)] for i in range(8)])
-    fed = engine(data, faults=Faults(drop=0.5, seed=1))
+    fed = federate(data, faults=Faults(drop=0.5, seed=1))
 
     @task
     def mine(client):
@@ -478,8 +478,10 @@ def test_the_mean_is_of_those_who_answered(engine):
         assert reply["x"][g].item() == pytest.approx(sum(own) / len(own) if own else -1.0)
 
 
-def test_rows_reach_the_right_clients_when_some_are_lost(engine):
-    fed = engine(points(*[[float(i)] for i in range(8)]), faults=Faults(drop=0.5, seed=1), chunk=3)
+def test_rows_reach_the_right_clients_when_some_are_lost(federate):
+    fed = federate(
+        points(*[[float(i)] for i in range(8)]), faults=Faults(drop=0.5, seed=1), chunk=3
+    )
 
     @task
     def echo(client, model):
@@ -492,8 +494,8 @@ def test_rows_reach_the_right_clients_when_some_are_lost(engine):
     assert reply["x"].tolist() == ids.double().tolist()
 
 
-def test_the_exam_loses_nobody(engine):
-    fed = engine(points([1.0], [2.0]), faults=Faults(drop=1.0))
+def test_the_exam_loses_nobody(federate):
+    fed = federate(points([1.0], [2.0]), faults=Faults(drop=1.0))
     with fed.aside():
         assert fed.map(Diary().note, to=torch.arange(2))[0].tolist() == [0, 1]
 
@@ -509,7 +511,7 @@ def test_a_reason_is_forgotten_with_its_exchange():
 # The room
 
 
-def test_a_client_sees_its_own_room(engine):
+def test_a_client_sees_its_own_room(federate):
     @task
     def look(client):
         return {
@@ -520,7 +522,7 @@ def test_a_client_sees_its_own_room(engine):
             "held": client.validation.size,
         }
 
-    fed = engine(UNEQUAL)
+    fed = federate(UNEQUAL)
     fed.begin(3)
     _, reply = fed.map(look, to=torch.arange(5))
     assert reply["round"].tolist() == [3] * 5
@@ -551,27 +553,29 @@ def test_padding_repeats_a_row_of_the_same_client():
     assert furthest(stacked, loop) < 1e-12
 
 
-def test_round_and_run_key_may_be_read_by_python(engine):
+def test_round_and_run_key_may_be_read_by_python(federate):
     @task
     def look(client):
         return {"late": torch.tensor(int(client.round) > 1)}
 
-    fed = engine(points([1.0], [2.0]))
+    fed = federate(points([1.0], [2.0]))
     fed.begin(2)
     assert fed.map(look, to=torch.arange(2))[1]["late"].tolist() == [True, True]
 
 
-def test_no_gradient_is_recorded(engine):
+def test_no_gradient_is_recorded(federate):
     @task
     def scale(client, w):
         return {"x": client.train.x.sum() * w}
 
     w = torch.ones((), requires_grad=True)
-    assert not engine(points([1.0], [2.0])).map(scale, w, to=torch.arange(2))[1]["x"].requires_grad
+    assert (
+        not federate(points([1.0], [2.0])).map(scale, w, to=torch.arange(2))[1]["x"].requires_grad
+    )
 
 
-def test_the_plan_says_what_decides_the_last_bits(engine):
-    fed = engine(points([1.0], [2.0]), chunk=2)
+def test_the_plan_says_what_decides_the_last_bits(federate):
+    fed = federate(points([1.0], [2.0]), chunk=2)
     assert fed.plan["chunk"] == 2
     assert fed.plan["engine"] in ENGINES
     assert fed.plan["kernels"] == {}  # nothing was trained yet

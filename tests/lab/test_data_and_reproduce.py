@@ -3,28 +3,12 @@
 import gzip
 import json
 import struct
-import sys
 import urllib.error
 
 import numpy as np
 import pytest
 
-from coterie.cli import main
 from coterie_lab.sources import idx
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """`call("data", "list")`: exit code, what was printed, what was complained about."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call
 
 
 @pytest.fixture

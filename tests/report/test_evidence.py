@@ -6,24 +6,24 @@ from coterie.report import evidence
 CLEAR = {
     "name": "conditional", "criterion": "noise ratio", "ks": [1, 2, 3, 4],
     "values": [40.0, 9.0, 1.1, 1.0], "chosen": 3, "runner_up": 4, "close": [],
-    "threshold": [1.3] * 4, "decides": True, "note": "",
+    "threshold": [1.3] * 4, "note": "",
 }  # fmt: skip
 NONE = {
     **CLEAR, "name": "joint", "values": [9.0, 8.0, 7.5, None], "chosen": None,
-    "runner_up": 4, "decides": False, "note": "nothing fits",
+    "runner_up": 4, "note": "nothing fits",
 }  # fmt: skip
 
 
 def test_words():
-    assert evidence.words([NONE, CLEAR]) == (
+    assert evidence.words([CLEAR, NONE]) == (
         "Number of groups: 3. The conditional noise ratio is 1.1 with 3 and 9 with 2. "
         "The next best is 4."
     )
-    assert evidence.words([{**NONE, "decides": True}]) == (
+    assert evidence.words([NONE]) == (
         "Number of groups: no number up to 4 fits. The joint noise ratio is 7.5 at best; only up "
         "to 1.3 is noise. Nothing fits."
     )
-    bare = {**NONE, "decides": True, "threshold": [], "criterion": "unexplained share"}
+    bare = {**NONE, "threshold": [], "criterion": "unexplained share"}
     assert "unexplained share is 7.5 at best. Nothing fits." in evidence.words([bare])
     close = evidence.words([{**CLEAR, "close": [2, 4]}])
     assert "With this number of samples, 3 cannot be told from 2 or 4." in close

@@ -50,19 +50,9 @@ def test_the_exam_leaves_no_trace(two):
     assert fed.traffic.total("evaluation") > 0
 
 
-def test_the_cross_matrix_has_a_row_per_model_and_a_column_per_true_group(two):
-    oracle = Oracle(*two)
+def test_the_client_matrix_has_a_row_per_client_and_a_column_per_true_group(two):
     # Model 1 on {1, 3}: 2, on {5}: 16. Model 3 on {1, 3}: (4 + 0) / 2, on {5}: 4.
-    expected = tensor([[2.0, 16.0], [2.0, 4.0]], dtype=torch.float64)
-    assert torch.equal(oracle.cross_matrix(), expected)
-    assert torch.equal(oracle.client_matrix(), expected)
-
-
-def test_a_model_nobody_uses_has_no_row_of_scores(two):
-    method, fed, state, data = two
-    matrix = Oracle(method, fed, state._replace(assignment=tensor([1, 1])), data).cross_matrix()
-    assert matrix[0].isnan().all()
-    assert matrix[1].tolist() == [2.0, 4.0]
+    assert Oracle(*two).client_matrix().tolist() == [[2.0, 16.0], [2.0, 4.0]]
 
 
 def test_a_clients_model_on_all_test_data_of_its_true_group(two):

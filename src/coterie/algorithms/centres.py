@@ -10,7 +10,8 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from coterie.algorithms.samples import evidence_of, keep_finite, pad_rows, samples
+from coterie.algorithms.components import evidence_of
+from coterie.algorithms.samples import keep_finite, pad_rows, samples
 from coterie.clustering.lloyd import kmeans
 from coterie.core.algorithm import Evidence
 from coterie.core.client import Client

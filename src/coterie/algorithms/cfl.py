@@ -33,7 +33,8 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from coterie.algorithms.vectors import cosines, find_finite, order_by_name, vectors
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import cosines, order_by_name, vectors
 from coterie.clustering.linkage import agglomerate
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
@@ -116,7 +117,7 @@ class CFL(Algorithm):
         own = rows(state.models, state.assignment[cohort])
         ids, reply = fed.map(self.update, own, to=cohort)
         updates = vectors(reply["params"]) - vectors(take(state.models, state.assignment[ids]))
-        good = find_finite(updates, "CFL")
+        good = find_finite("CFL", "replies", updates)
         if fed.round >= self.min_rounds:
             for cluster in range(len(state.sides) + 1):  # clusters made below have to wait
                 members = good & (state.assignment[ids] == cluster)
@@ -171,7 +172,7 @@ class CFL(Algorithm):
                 break
             at = state.waiting[heard]
             updates = vectors(reply["params"]) - vectors(take(state.ancestors, at))
-            good = find_finite(updates, "CFL")
+            good = find_finite("CFL", "replies", updates)
             heard, at, updates = heard[good], at[good], updates[good]
             fit = torch.einsum("mp,msp->ms", updates, state.sides[at])
             fit = fit / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -16,7 +16,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.random import uniform
-from coterie.core.tree import Ids, Params, Tree, put, tree_map
+from coterie.core.tree import Ids, Params, Tree, n_rows, put, tree_map
 
 # models
 
@@ -29,7 +29,7 @@ def draw_models(model: Model, key: Tensor, k: int, same: bool = False) -> tuple[
 
 def whole_models(shared: Params, models: Params) -> Params:
     """Whole models, one row per group; the shared part is repeated without copying."""
-    k = len(next(iter(models.values())))
+    k = n_rows(models)
     return {**{name: leaf.expand(k, *leaf.shape) for name, leaf in shared.items()}, **models}
 
 

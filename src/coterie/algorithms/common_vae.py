@@ -5,7 +5,6 @@ classifier. The functions here score samples, train the models on the parts of a
 predict with the expert of each sample's component.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import Mean
 from coterie.core.client import Batch, Client
 from coterie.core.errors import ConfigError
+from coterie.core.federation import Federation
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Params, Tree, row
-from coterie.models.vae import divergence, pixels
+from coterie.core.tree import Params, Tree, n_rows, row
+from coterie.models.vae import VAE, divergence, gaussian, pixels
 
 Loss = Callable[..., Tensor]
 
@@ -60,21 +61,29 @@ def unlabelled(x: Any) -> Batch:
     return Batch(x, torch.zeros(n, device=x.device), ones.bool(), ones)
 
 
-def find_finite(owner: str, values: Tensor, what: str) -> Tensor:
-    """Mark the replies that are finite, and warn about the others: [m]."""
-    fine = torch.isfinite(values.reshape(len(values), -1).sum(1))
-    if not bool(fine.all()):
-        warnings.warn(
-            f"{owner}: {int((~fine).sum())} replies with {what} were not finite and were left out.",
-            stacklevel=3,
-        )
-    return fine
-
-
 def score(vae: Model, bank: Params, batch: Batch) -> Tensor:
     """Score of every sample under every autoencoder of a bank, in nats: [n, k]."""
-    k = len(next(iter(bank.values())))
+    k = n_rows(bank)
     return torch.stack([vae.losses(row(bank, j), batch) for j in range(k)], 1)
+
+
+# server
+
+
+def train_cohort(fed: Federation, train: Any, state: Any) -> Any:
+    """The state after the clients of the round have trained both models on their parts.
+
+    The means are weighted by the sizes of the parts. `train` is the task of the clients.
+    """
+    cohort = fed.cohort()
+    cohort = cohort[state.assignment[cohort] >= 0]
+    if not len(cohort):
+        return state
+    means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
+    if state.experts:
+        means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
+    _, reply = fed.map(train, state.vaes, state.experts, to=cohort, reduce=means)
+    return state._replace(**{mean.leaf: reply[mean.leaf] for mean in means})
 
 
 # client
@@ -117,7 +126,7 @@ def train_parts(
     fit_expert
         Training of the experts, and their loss; None: there are no experts.
     """
-    k = len(next(iter(vaes.values())))
+    k = n_rows(vaes)
 
     def one(vae: Params, expert: Params, j: Tensor) -> tuple[Tree, ...]:
         own = client.train.where(part == j)
@@ -134,6 +143,17 @@ def train_parts(
 
 
 # use
+
+
+def example(problem: Any) -> dict[str, Any]:
+    """Small models for the problem of the contract, and their training."""
+    shape, local = tuple(problem.data.sample_shape), problem.local
+    return {
+        "vae": Model(lambda: VAE(shape, 2, (8,), "gaussian"), gaussian, dtype=problem.dtype),
+        "model": problem.model,
+        "local": local,
+        "local_vae": LocalSGD(0.01, epochs=local.epochs, batch_size=8, optimizer="adam"),
+    }
 
 
 def answer(

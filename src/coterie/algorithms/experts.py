@@ -1,18 +1,16 @@
 """Several predictors that all clients share, mixed for each client: for FedEM and FedGMM."""
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.core.algorithm import Evidence
 from coterie.core.client import Batch, Client
 from coterie.core.layers import current_mode
 from coterie.core.model import Model
 from coterie.core.ops import Losses
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, put, row
+from coterie.core.tree import Params, row
 
 STEPS = 100
 """Steps of the shares of a newcomer; they rise towards one maximum, so more change little."""
@@ -77,25 +75,3 @@ def mix_outputs(model: Model, models: Params, x: Any, log_share: Tensor) -> Tens
     if model.loss == "cross_entropy":
         return torch.logsumexp(every.log_softmax(2) + log_share, 1)
     return (every * log_share.exp()).sum(1)
-
-
-def evidence_of(shares: Tensor) -> Evidence:
-    """The component of the largest share, and how far the next one is behind: shares [m, k]."""
-    shares = shares.clamp(min=0)
-    two = torch.cat([shares, torch.zeros_like(shares[:, :1])], 1).topk(2, dim=1).values
-    unknown = torch.full((len(shares),), torch.nan, dtype=torch.float64)
-    fits = torch.ones(len(shares), dtype=torch.bool)
-    return Evidence(shares.argmax(1), two[:, 0] - two[:, 1], unknown, fits)
-
-
-def note_shares(state: Any, ids: Ids, shares: Tensor) -> Any:
-    """The state with the shares that some clients reported; those that are not finite left out."""
-    fine = torch.isfinite(shares).all(1)
-    if not bool(fine.all()):
-        text = f"{int((~fine).sum())} clients' shares were not finite and were left out."
-        warnings.warn(text, stacklevel=2)
-    ids, shares = ids[fine], shares[fine]
-    return state._replace(
-        shares=put(state.shares, ids, shares),
-        assignment=put(state.assignment, ids, shares.argmax(1)),
-    )

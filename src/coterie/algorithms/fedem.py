@@ -25,12 +25,11 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
+from coterie.algorithms.components import evidence_of, note_shares
 from coterie.algorithms.experts import (
-    evidence_of,
     fit_shares,
     mean_share,
     mix_outputs,
-    note_shares,
     responsibilities,
     train_experts,
     weight_of_batch,
@@ -91,14 +90,14 @@ class FedEM(Algorithm):
     def step(self, fed: Federation, state: State) -> tuple[State, Info]:
         mean = Mean("models", state.models, weight="n", slots=True)
         ids, reply = fed.map(self.update, state.models, to=fed.cohort(), reduce=mean)
-        state = note_shares(state._replace(models=reply["models"]), ids, reply["share"])
+        state = note_shares("FedEM", state._replace(models=reply["models"]), ids, reply)
         return state, {"assignment": state.assignment, "participants": ids}
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         new = ids[state.assignment[ids] < 0]
         if len(new):
-            heard, reply = fed.map(self.weigh, state.models, to=new, at_least=0)
-            state = note_shares(state, heard, reply["share"]) if len(heard) else state
+            asked = fed.map(self.weigh, state.models, to=new, at_least=0)
+            state = note_shares("FedEM", state, *asked)
         return state, evidence_of(state.shares[ids])
 
     # client

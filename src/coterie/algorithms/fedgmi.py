@@ -35,7 +35,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import common_vae as shared
-from coterie.core.aggregate import Mean
+from coterie.algorithms.components import evidence_of, note_shares, report_counts
+from coterie.algorithms.finite import find_finite
 from coterie.core.algorithm import (
     Algorithm,
     ComponentShares,
@@ -52,8 +53,8 @@ from coterie.core.layers import current_mode
 from coterie.core.model import Model
 from coterie.core.random import normal
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put, row, take, tree_map
-from coterie.models.vae import VAE, gaussian, guard_terms, pixels
+from coterie.core.tree import Ids, Params, Tree, n_rows, row, take, tree_map
+from coterie.models.vae import guard_terms, pixels
 
 
 class State(NamedTuple):
@@ -135,16 +136,8 @@ class FedGMI(Algorithm):
             info["largest_share"] = _warn_of_trivial(state)
         else:
             state, _ = self.place(fed, state, everyone[state.assignment < 0])
-        cohort = fed.cohort()  # the clients of this round, S_t
-        cohort = cohort[state.assignment[cohort] >= 0]
-        if len(cohort):  # eq. 11: means with weights |S(i, j)|, over those who trained the part
-            means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
-            if self.model is not None:
-                means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
-            given = state.vaes, state.experts
-            _, reply = fed.map(self.train_experts, *given, to=cohort, reduce=means)
-            experts = state.experts if self.model is None else reply["experts"]
-            state = state._replace(vaes=reply["vaes"], experts=experts)
+        # The clients of this round, S_t, train; eq. 11: means with weights |S(i, j)|.
+        state = shared.train_cohort(fed, self.train_experts, state)
         info |= {"n_components": self.n_components, "assignment": state.assignment}
         return state._replace(turn=state.turn + 1), info
 
@@ -152,7 +145,7 @@ class FedGMI(Algorithm):
         """Stable-Initialize (Algorithm 2): local autoencoders that lie far apart, and how far."""
         k, everyone = self.n_components, fed.everyone()
         ids, reply = fed.map(self.fit_vae, row(state.vaes, 0), to=everyone, at_least=k)
-        fine = shared.find_finite("FedGMI", reply["nats"], "local VAEs")
+        fine = find_finite("FedGMI", "local VAEs", reply["nats"])
         if int(fine.sum()) < k:
             raise FederationError(
                 f"FedGMI: at least {k} local VAEs must be finite. Got {int(fine.sum())}; lower the "
@@ -167,7 +160,7 @@ class FedGMI(Algorithm):
 
     def distances(self, bank: Params, key: Tensor) -> Tensor:
         """Estimate the divergence of VAE i from VAE j, in nats: [m, m] (eq. 10)."""
-        vae, m = self.vae, len(next(iter(bank.values())))
+        vae, m = self.vae, n_rows(bank)
         code = normal(key, (self.n_decoded, shared.latent_size(vae)), vae.dtype)  # z, same for all
         with torch.no_grad():
             shown = [pixels(vae.apply(row(bank, i), {"code": code}), vae.loss) for i in range(m)]
@@ -178,27 +171,14 @@ class FedGMI(Algorithm):
     def divide_all(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
         """Shares of clients by their own division; a client that stays silent keeps its shares."""
         given = state.vaes, each(state.shares[ids])
-        ids, reply = fed.map(self.divide, *given, to=ids, at_least=at_least)
-        if not len(ids):
-            return state
-        fine = shared.find_finite("FedGMI", reply["share"], "shares")
-        ids, share = ids[fine], reply["share"][fine]
-        return state._replace(
-            shares=put(state.shares, ids, share),
-            size=put(state.size, ids, reply["n"][fine].double()),
-            assignment=put(state.assignment, ids, share.argmax(1)),
-        )
+        asked = fed.map(self.divide, *given, to=ids, at_least=at_least)
+        return note_shares("FedGMI", state, *asked, size="n")
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         new = ids[state.assignment[ids] < 0]
         if int(state.turn) and len(new):
             state = self.divide_all(fed, state, new, at_least=0)
-        shares = state.shares[ids].clamp(min=0)
-        two = shares.topk(min(2, self.n_components), dim=1).values
-        margin = two[:, 0] - (two[:, 1] if self.n_components > 1 else 0.0)
-        unknown = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-        fits = torch.ones(len(ids), dtype=torch.bool)
-        return state, Evidence(state.assignment[ids].clamp(min=0), margin, unknown, fits)
+        return state, evidence_of(state.shares[ids])
 
     # client
 
@@ -260,25 +240,14 @@ class FedGMI(Algorithm):
     def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
         if not int(state.turn):
             return None
-        shares = torch.where(state.shares[ids] < 0, torch.nan, state.shares[ids])
-        errors = (shares * (1 - shares) / state.size[ids][:, None].clamp(min=1)).sqrt()
-        evidence = {"n_components": self.n_components, "estimate": "count"}
-        return ComponentShares(shares, errors, {"count": shares}, evidence)
+        return report_counts(state.shares[ids], state.size[ids])
 
     @classmethod
     def example(cls, problem: Any) -> "FedGMI":
-        shape = tuple(problem.data.sample_shape)
-
-        def net() -> VAE:
-            return VAE(shape, latent=2, hidden=(8,), likelihood="gaussian")
-
         epochs = problem.local.epochs or 0
         return cls(
-            vae=Model(net, gaussian, dtype=problem.dtype),
+            **shared.example(problem),
             n_components=problem.n_groups,
-            model=problem.model,
-            local=problem.local,
-            local_vae=LocalSGD(0.01, epochs=problem.local.epochs, batch_size=8, optimizer="adam"),
             interval=2,
             start_epochs=epochs,
             n_decoded=32,

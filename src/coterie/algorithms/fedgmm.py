@@ -21,7 +21,6 @@ the clients' means.
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -29,16 +28,16 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
+from coterie.algorithms.components import evidence_of, note_shares
 from coterie.algorithms.experts import (
-    evidence_of,
     fit_shares,
     mean_share,
     mix_outputs,
-    note_shares,
     responsibilities,
     train_experts,
     weight_of_batch,
 )
+from coterie.algorithms.finite import find_finite
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
@@ -103,10 +102,7 @@ class FedGMM(Algorithm):
     def init(self, fed: Federation) -> State:
         _, reply = fed.map(self.describe, to=fed.everyone())
         first, second, n = (reply[name].double() for name in ("first", "second", "n"))
-        fine = torch.isfinite(first.sum(1) + second.sum((1, 2)) + n)
-        if not bool(fine.all()):
-            text = f"FedGMM: {int((~fine).sum())} moments were not finite and were left out."
-            warnings.warn(text, stacklevel=2)
+        fine = find_finite("FedGMM", "moments", first, second, n)
         part = torch.where(fine, n, 0.0) / n[fine].sum()
         first, second = (leaf.nan_to_num(0.0, 0.0, 0.0) for leaf in (first, second))
         mean, square = torch.einsum("m,md->d", part, first), torch.einsum("m,mde->de", part, second)
@@ -135,15 +131,15 @@ class FedGMM(Algorithm):
         given = state.models, gaussians(state.moments, state.floor)
         ids, reply = fed.map(self.update, *given, to=fed.cohort(), reduce=means)
         state = state._replace(models=reply["models"], moments=reply["moments"])
-        state = note_shares(state, ids, reply["share"])
+        state = note_shares("FedGMM", state, ids, reply)
         return state, {"assignment": state.assignment, "participants": ids}
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         new = ids[state.assignment[ids] < 0]
         if len(new):
             given = state.models, gaussians(state.moments, state.floor)
-            heard, reply = fed.map(self.weigh, *given, to=new, at_least=0)
-            state = note_shares(state, heard, reply["share"]) if len(heard) else state
+            asked = fed.map(self.weigh, *given, to=new, at_least=0)
+            state = note_shares("FedGMM", state, *asked)
         return state, evidence_of(state.shares[ids])
 
     # client

@@ -17,7 +17,6 @@ is meant; shares that are set to zero and not normalised again; prototypes avera
 number of samples.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -25,6 +24,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from coterie.algorithms.finite import find_finite
 from coterie.algorithms.prototypes import class_means, head_shape, row_of_class, with_head
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Fill, Info, register
@@ -94,10 +94,7 @@ class FedPAC(Algorithm):
         given = state.body, each(heads_of(state, cohort)), state.prototypes, state.known
         ids, reply = fed.map(self.update, *given, to=cohort, reduce=means)
         heads, shares, variance = flat_rows(reply["head"]), reply["shares"], reply["variance"]
-        fine = torch.isfinite(heads.sum(1) + shares.sum((1, 2)) + variance)
-        if not bool(fine.all()):
-            text = f"FedPAC: {int((~fine).sum())} heads were not finite and were left out."
-            warnings.warn(text, stacklevel=2)
+        fine = find_finite("FedPAC", "heads", heads, shares, variance)
         use = fine & (reply["n"] > 0)
         known = state.known | (reply["counts"] > 0).any(0)
         state = state._replace(body=reply["body"], prototypes=reply["prototypes"], known=known)

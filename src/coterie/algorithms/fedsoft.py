@@ -15,7 +15,6 @@ Notes: a zero share is replaced by `least_share`, and shares are not normalised 
 If two centres have equal losses, the one with the lower index wins.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -23,6 +22,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from coterie.algorithms.components import evidence_of, note_shares, report_counts
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
@@ -38,7 +38,7 @@ from coterie.core.federation import Federation, each
 from coterie.core.model import Model
 from coterie.core.random import fold, uniform
 from coterie.core.training import LocalSGD, trainable
-from coterie.core.tree import Ids, Params, Tree, put, row, stack, tree_map
+from coterie.core.tree import Ids, Params, Tree, row, stack, tree_map
 
 
 class State(NamedTuple):
@@ -127,21 +127,8 @@ class FedSoft(Algorithm):
 
     def count_all(self, fed: Federation, state: State, ids: Ids, at_least: int = 1) -> State:
         """Let some clients compute their shares; those that do not answer keep the old ones."""
-        ids, reply = fed.map(self.count, state.models, to=ids, at_least=at_least)
-        if not len(ids):
-            return state
-        fine = torch.isfinite(reply["share"]).all(1)
-        if not bool(fine.all()):
-            warnings.warn(
-                f"FedSoft: {int((~fine).sum())} shares were not finite and were left out.",
-                stacklevel=2,
-            )
-        ids, share = ids[fine], reply["share"][fine]
-        return state._replace(
-            shares=put(state.shares, ids, share),
-            size=put(state.size, ids, reply["n"][fine].double()),
-            assignment=put(state.assignment, ids, share.argmax(1)),
-        )
+        asked = fed.map(self.count, state.models, to=ids, at_least=at_least)
+        return note_shares("FedSoft", state, *asked, size="n")
 
     def replace_zeros(self, shares: Tensor) -> Tensor:
         """Shares with every zero replaced by `least_share`: u."""
@@ -169,12 +156,7 @@ class FedSoft(Algorithm):
         new = ids[state.assignment[ids] < 0]
         if len(new):
             state = self.count_all(fed, state, new, at_least=0)
-        shares = state.shares[ids].clamp(min=0)
-        two = shares.topk(min(2, self.n_groups), dim=1).values
-        margin = two[:, 0] - (two[:, 1] if self.n_groups > 1 else 0.0)
-        unknown = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-        fits = torch.ones(len(ids), dtype=torch.bool)
-        return state, Evidence(state.assignment[ids].clamp(min=0), margin, unknown, fits)
+        return state, evidence_of(state.shares[ids])
 
     # client
 
@@ -231,11 +213,7 @@ class FedSoft(Algorithm):
         return tree_map(one, given["models"], client.state["params"])
 
     def mixture(self, state: State, ids: Ids) -> ComponentShares | None:
-        shares = state.shares[ids]
-        shares = torch.where(shares < 0, torch.nan, shares)
-        errors = (shares * (1 - shares) / state.size[ids][:, None].clamp(min=1)).sqrt()
-        evidence = {"n_components": self.n_groups, "estimate": "count"}
-        return ComponentShares(shares, errors, {"count": shares}, evidence)
+        return report_counts(state.shares[ids], state.size[ids])
 
     @classmethod
     def example(cls, problem: Any) -> "FedSoft":

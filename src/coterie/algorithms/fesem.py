@@ -30,7 +30,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from coterie.algorithms import common
-from coterie.algorithms.vectors import find_finite, order_by_name, vectors
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import order_by_name, vectors
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.labels import centroids
 from coterie.core.aggregate import Mean
@@ -90,7 +91,7 @@ class FeSEM(Algorithm):
         start = self.model.init(initial_key(fed.run_key))
         everyone = order_by_name(fed, fed.everyone())
         ids, reply = fed.map(self.update, start, to=everyone)
-        good = find_finite(vectors(reply["params"]), "FeSEM")
+        good = find_finite("FeSEM", "replies", vectors(reply["params"]))
         ids, trained = ids[good], tree_map(lambda leaf: leaf[good], reply["params"])
         x = self.compared(trained)
         seed = int(fed.key("kmeans")) & 0x7FFFFFFF
@@ -108,8 +109,9 @@ class FeSEM(Algorithm):
         own = rows(state.models, state.assignment[cohort])
         ids, reply = fed.map(self.update, own, to=cohort)
         x = self.compared(reply["params"])
-        good, distance = find_finite(x, "FeSEM"), distances(x, self.compared(state.models))
-        group = torch.where(good, distance.argmin(1), state.assignment[ids])  # E-step
+        good = find_finite("FeSEM", "replies", x)
+        nearest = distances(x, self.compared(state.models)).argmin(1)
+        group = torch.where(good, nearest, state.assignment[ids])  # E-step
         models = average(fed, state.models, reply, group)  # M-step
         state = state._replace(models=models, assignment=put(state.assignment, ids, group))
         info = {"assignment": state.assignment, "participants": ids.sort().values}
@@ -120,7 +122,7 @@ class FeSEM(Algorithm):
         distance = torch.zeros(0, self.n_groups)
         if len(heard):
             x = self.compared(reply["params"])
-            good = find_finite(x, "FeSEM")
+            good = find_finite("FeSEM", "replies", x)
             empty = state.first.isnan().any(1)
             distance = distances(x[good], state.first.nan_to_num()).masked_fill(empty, torch.inf)
             heard = heard[good]

@@ -30,7 +30,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms.vectors import cosines, find_finite, order_by_name, vectors
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import cosines, order_by_name, vectors
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.labels import centroids
 from coterie.clustering.linkage import agglomerate
@@ -104,7 +105,7 @@ class FlexCFL(Algorithm):
         some = order_by_name(fed, fed.everyone())[: self.pretrain_clients * self.n_groups]
         ids, reply = fed.map(self.pretrain, start, to=some)
         updates = vectors(reply["params"]) - vectors(tree_map(lambda leaf: leaf[None], start))
-        good = find_finite(updates, "FlexCFL")
+        good = find_finite("FlexCFL", "replies", updates)
         ids, updates = ids[good], updates[good]
         trained = tree_map(lambda leaf: leaf[good], reply["params"])
         group = ids
@@ -142,7 +143,7 @@ class FlexCFL(Algorithm):
         if len(heard):
             start = tree_map(lambda leaf: leaf[None], state.start)
             updates = vectors(reply["params"]) - vectors(start)
-            good = find_finite(updates, "FlexCFL")
+            good = find_finite("FlexCFL", "replies", updates)
             heard = heard[good]
             distance = (1 - cosines(updates[good], state.directions.nan_to_num())) / 2  # [m, k]
             distance = distance.masked_fill(state.directions.isnan().any(1), 1.0)

@@ -17,9 +17,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from coterie.algorithms.components import evidence_of
 from coterie.algorithms.samples import (
     closeness,
-    evidence_of,
     keep_finite,
     known_count,
     pad_rows,

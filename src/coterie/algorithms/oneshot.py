@@ -33,7 +33,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from coterie.algorithms import common
-from coterie.algorithms.vectors import find_finite, order_by_name, vectors
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import order_by_name, vectors
 from coterie.clustering.kmeans import kmeans
 from coterie.clustering.labels import centroids
 from coterie.core.algorithm import Algorithm, Evidence, Info, PerClient, register
@@ -102,7 +103,7 @@ class OneShot(Algorithm):
         """Clients that answered with numbers, their coefficients [m, p], and who could not fit."""
         ids, reply = fed.map(self.fit_alone, to=ids, at_least=at_least)
         found = reply["coefficients"].double() if len(ids) else torch.zeros(0, 1).double()
-        good = find_finite(found, "OneShot")
+        good = find_finite("OneShot", "replies", found)
         ids, found = ids[good], found[good]
         zero = ~found.any(1) & (self.model.loss == "cross_entropy")  # a slope may well be 0
         if bool(zero.any()):
@@ -114,10 +115,8 @@ class OneShot(Algorithm):
         state, _ = self.place(fed, state, cohort[state.assignment[cohort] < 0])
         cohort = cohort[state.assignment[cohort] >= 0]  # clients that did not answer wait
         group = state.assignment[cohort]
-        means, own = (
-            common.means_of(state.shared, state.models, group, None),
-            rows(state.models, group),
-        )
+        means = common.means_of(state.shared, state.models, group, None)
+        own = rows(state.models, group)
         ids, reply = fed.map(self.update, state.shared, own, to=cohort, reduce=means)
         state = state._replace(shared=reply["shared"], models=reply["models"])
         info = {"assignment": state.assignment, "participants": ids.sort().values}

@@ -31,7 +31,8 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from coterie.algorithms.vectors import find_finite, order_by_name
+from coterie.algorithms.finite import find_finite
+from coterie.algorithms.vectors import order_by_name
 from coterie.clustering.linkage import agglomerate
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
@@ -41,7 +42,7 @@ from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.random import initial_key
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put, tree_map
+from coterie.core.tree import Ids, Params, Tree, n_rows, put, tree_map
 
 TINY = 1e-6  # singular values below this share of the largest are rounding in single precision
 
@@ -97,7 +98,7 @@ class PACFL(Algorithm):
     def init(self, fed: Federation) -> State:
         start = self.model.init(initial_key(fed.run_key))
         ids, reply = fed.map(self.directions, to=order_by_name(fed, fed.everyone()))
-        good = find_finite(reply["bases"], "PACFL")
+        good = find_finite("PACFL", "replies", reply["bases"])
         ids, sent = ids[good], reply["bases"][good].double()
         between = angles(sent, sent, self.angle)
         limit = torch.inf if self.threshold is None else self.threshold
@@ -121,7 +122,7 @@ class PACFL(Algorithm):
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
         heard, reply = fed.map(self.directions, to=ids, at_least=0)
         sent = reply["bases"].double() if len(heard) else state.bases[:0]
-        good = find_finite(sent, "PACFL")
+        good = find_finite("PACFL", "replies", sent)
         heard, sent = heard[good], sent[good]
         new = state.assignment[heard] < 0
         bases = put(state.bases, heard[new], sent[new])
@@ -130,7 +131,7 @@ class PACFL(Algorithm):
         nearest = fed.per_client(torch.nan).double()  # mean angle to the nearest cluster
         margin = nearest.clone()
         for client, between in zip(heard, angles(sent, bases, self.angle), strict=True):
-            k = len(next(iter(models.values())))
+            k = n_rows(models)
             cost = mean_angles(between, put(assignment, client[None], -1), k)
             least, second, *_ = [*cost.sort().values.tolist(), torch.inf]
             nearest[client] = least

@@ -1,13 +1,12 @@
 """Helpers of the methods that cluster samples: fedgem, mosaic, kfed, federated k- and c-means."""
 
-import warnings
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.algorithms.finite import find_finite
 from coterie.clustering.lloyd import squared_distances
-from coterie.core.algorithm import Evidence
 from coterie.core.client import Client
 from coterie.core.tree import Ids
 
@@ -48,22 +47,9 @@ def keep_finite(owner: str, ids: Ids, reply: dict[str, Any]) -> tuple[Ids, dict[
     """Leave out replies that are not finite, with a warning that names the method (`owner`)."""
     if not len(ids):
         return ids, reply
-    good = torch.ones(len(ids), dtype=torch.bool)
-    for leaf in reply.values():
-        if leaf.is_floating_point():
-            good &= leaf.reshape(len(ids), -1).isfinite().all(1)
-    if bool(good.all()):
-        return ids, reply
-    lost = int((~good).sum())
-    warnings.warn(f"{owner}: {lost} replies were not finite and were left out.", stacklevel=3)
+    floats = [leaf for leaf in reply.values() if leaf.is_floating_point()]
+    good = find_finite(owner, "replies", *floats)
     return ids[good], {name: leaf[good] for name, leaf in reply.items()}
-
-
-def evidence_of(shares: Tensor) -> Evidence:
-    """Place each client in the component that has the largest share [m, k] of its samples."""
-    two = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1).sort(1, descending=True).values
-    fits = torch.ones(len(shares), dtype=torch.bool)
-    return Evidence(shares.argmax(1), two[:, 0] - two[:, 1], two[:, 0] * torch.nan, fits)
 
 
 # prediction

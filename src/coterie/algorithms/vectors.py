@@ -1,7 +1,5 @@
 """Clients' weights and updates as vectors that the server compares."""
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -19,15 +17,6 @@ def vectors(bank: Params) -> Tensor:
     """The trained weights of each row of a bank, [m, p], in double precision."""
     parts = [leaf.flatten(1) for name, leaf in bank.items() if trainable((name,), leaf)]
     return torch.cat(parts, 1).double()
-
-
-def find_finite(x: Tensor, owner: str) -> Tensor:
-    """Which rows are finite, [m]; a warning if any is not."""
-    finite = x.flatten(1).isfinite().all(1)
-    if not bool(finite.all()):
-        n = int((~finite).sum())
-        warnings.warn(f"{owner}: {n} replies were not finite and were left out.", stacklevel=2)
-    return finite
 
 
 def cosines(x: Tensor, y: Tensor) -> Tensor:

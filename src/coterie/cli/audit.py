@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json
+from coterie.cli.options import Folder, Json, print_json
 
 
 def audit(
@@ -32,9 +32,7 @@ def audit(
 
     found = audit_run(folder, expect)
     if json:
-        import json as json_
-
-        print(json_.dumps(found.to_json()))
+        print_json(found.to_json())
     else:
         print(found)
         print("\nNothing was changed." if found.passed else "\nThe folder was changed.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json
+from coterie.cli.options import Json, print_json
 
 
 def check(
@@ -32,9 +32,7 @@ def check(
     cls = load_file(Path(name)) if name.endswith(".py") else find(name, {name})
     report = check_algorithm(cls, on_result=None if json else _say)
     if json:
-        import json as json_
-
-        print(json_.dumps([result._asdict() for result in report]))
+        print_json([result._asdict() for result in report])
     else:
         print(report)
     if not report.passed:

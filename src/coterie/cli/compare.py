@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, reads_data
+from coterie.cli.options import Json, print_json, reads_data
 
 
 @reads_data
@@ -57,9 +57,7 @@ def compare(
             {name: run.evaluate(str(data), **reading) for name, run in runs.items()}
         )
     if json:
-        import json as json_
-
-        print(json_.dumps([dict(zip(table.columns, row, strict=True)) for row in table.rows]))
+        print_json([dict(zip(table.columns, row, strict=True)) for row in table.rows])
     else:
         print(table)
     if picture is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Json
+from coterie.cli.options import Json, print_json
 
 
 class Kind(StrEnum):
@@ -32,9 +32,7 @@ def list_(
     found = catalogue()
     wanted = {str(kind): found[str(kind)]} if kind is not None else found
     if json:
-        import json as json_
-
-        print(json_.dumps(wanted))
+        print_json(wanted)
         return
     for title, lines in wanted.items():
         print(title)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how commands print what they found."""
 
 import ast
 import functools
@@ -33,6 +33,20 @@ Why = Annotated[
         help="What clients may send to say in what groups differ: columns, labels, predictions, "
         "images, with commas between them, or 'nothing'."
     ),
+]
+Rows = Annotated[
+    Path | None, typer.Option(help="Your data: a folder with a file per client, or one table.")
+]
+Method = Annotated[
+    str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(help="Number of groups for --data. Default: 'auto', found from the data."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one option, e.g. run.rounds=50. May be repeated."),
 ]
 PANEL = "How the data are read"
 READING: dict[str, tuple[Any, Any]] = {
@@ -131,7 +145,25 @@ def _size(text: str) -> list[int]:
     return [int(part) for part in (parts * 2)[:2]]
 
 
-def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
+def check_source(
+    command: str, example: str, file: str | None, data: Path | None, flags: dict[str, Any]
+) -> None:
+    """Refuse both a run file and data, or neither, and with a file the flags that are for data."""
+    from coterie.core.errors import ConfigError
+
+    if (file is None) == (data is None):
+        got = "neither" if file is None else "both"
+        raise ConfigError(
+            f"coterie {command}: give either a run file or --data. Got {got}. For example: coterie "
+            f"{command} {example}"
+        )
+    for flag, value in flags.items() if file is not None else ():
+        if value is not None:
+            instead = "" if file == "quickstart" else f" Change {file} instead, or use --set."
+            raise ConfigError(f"coterie {command}: {flag} has no use with {file}.{instead}")
+
+
+def parse_sets(pairs: list[str] | None) -> dict[str, dict[str, Any]]:
     """`table.option=value` pairs as tables.
 
     >>> parse_sets(["algorithm.n_groups=3", "run.rounds=5"])
@@ -142,7 +174,7 @@ def parse_sets(pairs: list[str]) -> dict[str, dict[str, Any]]:
     from coterie.core.errors import ConfigError
 
     tables: dict[str, dict[str, Any]] = {}
-    for pair in pairs:
+    for pair in pairs or ():
         name, equals, value = pair.partition("=")
         table, dot, option = name.partition(".")
         if not (equals and dot and table and option):
@@ -167,3 +199,20 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON; what is not plain, such as a path, as text."""
+    import json
+
+    print(json.dumps(content, default=str))
+
+
+def show_found(found: Any, json: bool, picture: Path | None) -> None:
+    """Print what was found, as JSON or in words with the path of its picture."""
+    if json:
+        print_json(found.to_json())
+        return
+    print(found)
+    if picture is not None:
+        print(f"\nPicture: {picture}")

@@ -1,6 +1,6 @@
 """coterie place"""
 
-from coterie.cli.options import Data, Folder, Json, Trust
+from coterie.cli.options import Data, Folder, Json, Trust, print_json
 
 
 def place(folder: Folder, data: Data, trust: Trust = None, json: Json = False) -> None:
@@ -16,13 +16,9 @@ def place(folder: Folder, data: Data, trust: Trust = None, json: Json = False) -
 
     spot = load(folder, trust=trust or ()).place(str(data))
     if json:
-        import json as json_
-
         content = spot._asdict()
-        if not content.pop("candidates"):  # placed by labels, or in no group
-            print(json_.dumps(content))
-        else:
-            more = {"candidates": list(spot.candidates), "needs_labels": spot.needs_labels}
-            print(json_.dumps(content | more))
+        if content.pop("candidates"):  # none: placed by labels, or in no group
+            content |= {"candidates": spot.candidates, "needs_labels": spot.needs_labels}
+        print_json(content)
     else:
         print(f"{data.stem}: {spot}")

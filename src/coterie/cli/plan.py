@@ -1,31 +1,29 @@
 """coterie plan"""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Trust, parse_sets, reads_data
+from coterie.cli.options import (
+    Groups,
+    Json,
+    Method,
+    Rows,
+    Sets,
+    Trust,
+    check_source,
+    parse_sets,
+    reads_data,
+)
 
 
 @reads_data
 def plan(
     file: Annotated[str | None, typer.Argument(help="A run file (TOML or JSON).")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your data: a folder with a file per client, or one table."),
-    ] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
-    ] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(help="Number of groups for --data. Default: 'auto', found from the data."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one option, e.g. model.hidden=[64]. May be repeated."),
-    ] = None,
+    data: Rows = None,
+    algorithm: Method = None,
+    groups: Groups = None,
+    set_: Sets = None,
     shards: Annotated[
         int | None, typer.Option(help="Also plan for this number of processes (engine ray).")
     ] = None,
@@ -67,19 +65,8 @@ def plan(
     """
     from coterie.core.errors import ConfigError
 
-    if (file is None) == (data is None):
-        got = "neither" if file is None else "both"
-        raise ConfigError(
-            f"coterie plan: give either a run file or --data. Got {got}. For example: coterie plan "
-            "study.toml"
-        )
-    if file is not None:
-        for flag, word in {"--algorithm": algorithm, "--groups": groups}.items():
-            if word is not None:
-                raise ConfigError(
-                    f"coterie plan: {flag} has no use with {file}. Change {file} instead, or use "
-                    "--set."
-                )
+    flags = {"--algorithm": algorithm, "--groups": groups}
+    check_source("plan", "study.toml", file, data, flags)
     for flag, count in {"--shards": shards, "--clients": clients}.items():
         if count is not None and count < 1:
             raise ConfigError(f"coterie plan: {flag} must be at least 1. Got {count}.")
@@ -93,16 +80,12 @@ def plan(
     if not json:
         print(f"Reading {data or file} ...", flush=True)
     from coterie.cli.planning import make_plan, show_plan
+    from coterie.cli.sources import make_run
 
-    changes = parse_sets(set_ or [])
+    changes = parse_sets(set_)
+    wanted: dict[str, Any] = {"algorithm": algorithm, "groups": groups, "trust": trust}
     found = make_plan(
-        file=file,
-        data=data,
-        algorithm=algorithm,
-        groups=groups,
-        changes=changes,
-        reading=reading,
-        trust=trust or [],
+        lambda: make_run(file, data, reading, changes, **wanted),
         shards=shards,
         clients=clients,
         link=100.0 if link is None else link,

@@ -2,16 +2,15 @@
 
 import json
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-from coterie.cli.sources import name_data, say_data
+from coterie.cli.sources import say_data
 from coterie.core.algorithm import name_of
-from coterie.core.config import find_imports
 from coterie.core.errors import ConfigError
-from coterie.running.build import Run, build, policy_of, read
+from coterie.running.build import Run, policy_of
 from coterie.running.forecast import (
     Forecast,
     advise,
@@ -24,7 +23,6 @@ from coterie.running.forecast import (
     size,
     to_dict,
 )
-from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
 from coterie.running.sample import (
     cores,
     find_chunk,
@@ -47,35 +45,20 @@ class Plan(NamedTuple):
 
 
 def make_plan(
+    make: Callable[[], Run],
     *,
-    file: str | None,
-    data: Path | None,
-    algorithm: str | None,
-    groups: str | None,
-    changes: dict[str, Any],
-    reading: dict[str, Any],
-    trust: list[str],
     shards: int | None,
     clients: int | None,
     link: float,
     latency: float,
     say: bool,
-    places: int | None = None,
 ) -> Plan:
-    """Read the data, sample some rounds, and predict; the options are those of `coterie plan`."""
+    """Make a run, sample some of its rounds, and predict; the options are those of `coterie plan`.
+
+    `make` reads the data: the memory that this takes is measured.
+    """
     before = peak_memory()
-    if file is not None:
-        described = {k: v for k, v in read(Path(file)).items() if isinstance(v, dict)}
-        described.pop("plan", None)
-        described.setdefault("data", {}).update(reading)
-        for table, options in changes.items():
-            described.setdefault(table, {}).update(options)
-        ready = build(described, {*trust, *find_imports(changes)})
-    else:
-        request = Request(
-            name_data(data, reading), algorithm or DEFAULT_METHOD, n_groups=groups or "auto"
-        )
-        ready = resolve(change(request, changes))
+    ready = make()
     read_in = max(0, peak_memory() - before)
     if say:
         say_data(ready.data)
@@ -88,7 +71,7 @@ def make_plan(
             f"coterie plan: --shards must be at most the number of clients, {len(ready.data)}. Got "
             f"{shards}."
         )
-    return predict(ready, read_in, shards, clients, link * 1e6 / 8, latency / 1e3, places)
+    return predict(ready, read_in, shards, clients, link * 1e6 / 8, latency / 1e3)
 
 
 def predict(

@@ -5,7 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Track, Trust, Why, parse_sets, reads_data
+from coterie.cli.options import (
+    Groups,
+    Json,
+    Method,
+    Rows,
+    Sets,
+    Track,
+    Trust,
+    Why,
+    check_source,
+    parse_sets,
+    print_json,
+    reads_data,
+)
 
 
 @reads_data
@@ -14,17 +27,9 @@ def run(
         str | None,
         typer.Argument(help="A run file (TOML or JSON), or 'quickstart' for the demonstration."),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your data: a folder with a file per client, or one table."),
-    ] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Name of the method for --data; see: coterie list.")
-    ] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(help="Number of groups for --data. Default: 'auto', found from the data."),
-    ] = None,
+    data: Rows = None,
+    algorithm: Method = None,
+    groups: Groups = None,
     start: Annotated[
         Path | None,
         typer.Option(help="CSV file with the columns client and group: the groups to begin with."),
@@ -36,10 +41,7 @@ def run(
             "geometric_median, krum or centred_clipping. Further options: --set run.policy.cap=100."
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one option, e.g. run.rounds=50. May be repeated."),
-    ] = None,
+    set_: Sets = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder to write. It must not exist.")
     ] = None,
@@ -85,29 +87,23 @@ def run(
 
       coterie run study.toml --engine ray --shards 8 --out runs/c
     """
-    from coterie.core.errors import ConfigError
-
-    if (file is None) == (data is None):
-        got = "neither" if file is None else "both"
-        raise ConfigError(
-            f"coterie run: give either a run file or --data. Got {got}. To see an example: coterie "
-            "run quickstart"
-        )
-    if file is not None:
-        used = {"--algorithm": algorithm, "--groups": groups}
-        if file == "quickstart":
-            used |= {"--start": start, "--track": track} | {
-                f"--{n.replace('_', '-')}": reading[n] for n in reading
-            }
-        for flag, value in used.items():
-            if value is not None:
-                instead = f"Change {file} instead, or use --set." if file != "quickstart" else ""
-                raise ConfigError(f"coterie run: {flag} has no use with {file}. {instead}".strip())
-    changes = parse_sets(set_ or [])
+    flags: dict[str, Any] = {"--algorithm": algorithm, "--groups": groups}
+    if file == "quickstart":
+        flags |= {"--start": start, "--track": track}
+        flags |= {f"--{name.replace('_', '-')}": value for name, value in reading.items()}
+    check_source("run", "quickstart", file, data, flags)
+    changes = parse_sets(set_)
     if policy is not None:
         changes.setdefault("run", {}).setdefault("policy", {})["mean"] = policy
-    carried = {"why": why, "engine": engine, "shards": shards, "address": address}
-    given = {name: value for name, value in carried.items() if value is not None}
+    own: dict[str, Any] = {
+        "why": why,
+        "engine": engine,
+        "shards": shards,
+        "address": address,
+        "compare": compare,
+    }
+    own["start"] = start and str(start)
+    given = {name: value for name, value in own.items() if value is not None}
     if given:
         changes["run"] = {**changes.get("run", {}), **given}
     if file == "quickstart":
@@ -115,47 +111,20 @@ def run(
 
         quickstart(out, as_json=json, changes=changes)
         return
-    import json as json_
-
     if not json:
-        print(
-            f"Reading {data or file} ...", flush=True
-        )  # before torch is imported, which takes long
-    from coterie.cli.sources import say_data
-    from coterie.core.config import find_imports
+        # Before torch is imported, which takes long.
+        print(f"Reading {data or file} ...", flush=True)
+    from coterie.cli.sources import make_run, say_data
     from coterie.fitting import fit_run
-    from coterie.running.build import build, read
-    from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
     from coterie.running.trackers import choose_tracker
 
-    if file is not None:
-        if start is not None:
-            changes.setdefault("run", {})["start"] = str(start)
-        description = {k: v for k, v in read(Path(file)).items() if isinstance(v, dict)}
-        description.pop("plan", None)
-        description.setdefault("data", {}).update(reading)
-        for table, options in changes.items():
-            description.setdefault(table, {}).update(options)
-        if compare is not None:
-            description.setdefault("run", {})["compare"] = compare
-        description.setdefault("run", {}).setdefault("compare", True)
-        ready = build(description, {*(trust or ()), *find_imports(changes)})
-    else:
-        from coterie.cli.sources import name_data
-
-        request = Request(
-            name_data(data, reading),
-            algorithm or DEFAULT_METHOD,
-            n_groups=groups or "auto",
-            start=start,
-            settings={"compare": compare is not False},
-        )
-        ready = resolve(change(request, changes))
+    wanted: dict[str, Any] = {"algorithm": algorithm, "groups": groups, "trust": trust}
+    ready = make_run(file, data, reading, changes, **wanted, compare=True)
     if not json:
         say_data(ready.data)
     fit = fit_run(ready, out, progress=not json, tracker=choose_tracker(track))
     if json:
-        print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
+        print_json({"summary": fit.summary, "clients": fit.rows})
         return
     verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from coterie.running.build import Run
 
 
 def check_data(data: Path | None, reading: Mapping[str, Any]) -> None:
@@ -37,6 +40,37 @@ def name_data(data: Path | None, reading: Mapping[str, Any]) -> dict[str, Any]:
     if data.is_dir():
         return {"name": "folder", "path": path, "label": None, **reading}
     return {"name": "table", "table": path, "label": None, **reading}
+
+
+def make_run(
+    file: str | None,
+    data: Path | None,
+    reading: dict[str, Any],
+    changes: dict[str, Any],
+    *,
+    algorithm: str | None,
+    groups: str | None,
+    trust: list[str] | None,
+    **settings: Any,
+) -> "Run":
+    """The run that the options of a command ask for: that of a file, or one on the user's data.
+
+    `settings` are options of the run unless the file or `changes` say otherwise.
+    """
+    from coterie.core.config import find_imports
+    from coterie.running.build import build, read
+    from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
+
+    if file is None:
+        found = name_data(data, reading)
+        wanted = algorithm or DEFAULT_METHOD, None, groups or "auto"
+        return resolve(change(Request(found, *wanted, settings=settings), changes))
+    tables = {name: table for name, table in read(Path(file)).items() if isinstance(table, dict)}
+    tables.pop("plan", None)
+    for name, options in [("data", reading), *changes.items()]:
+        tables.setdefault(name, {}).update(options)
+    tables["run"] = {**settings, **tables.get("run", {})}
+    return build(tables, {*(trust or ()), *find_imports(changes)})
 
 
 def say_data(data: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json, Trust
+from coterie.cli.options import Folder, Json, Trust, show_found
 
 
 def verdict(
@@ -38,11 +38,4 @@ def verdict(
         from coterie.report.verdict import verdict_picture
 
         verdict_picture(found, picture)
-    if json:
-        import json as json_
-
-        print(json_.dumps(found.to_json()))
-        return
-    print(found)
-    if picture is not None:
-        print(f"\nPicture: {picture}")
+    show_found(found, json, picture)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json
+from coterie.cli.options import Folder, Json, show_found
 
 
 def why(
@@ -37,11 +37,4 @@ def why(
     found = read_why(RunFolder(folder).final_files(), folder)
     if picture is not None:
         found.picture(picture)
-    if json:
-        import json as json_
-
-        print(json_.dumps(found.to_json()))
-        return
-    print(found)
-    if picture is not None:
-        print(f"\nPicture: {picture}")
+    show_found(found, json, picture)

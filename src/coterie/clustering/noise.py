@@ -12,7 +12,6 @@ of a group differ by noise alone. The smallest k that gets there is the number o
 is as good an answer as any other.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +58,8 @@ class Ward(NamedTuple):
         labels = relabel(node)
         if s == len(self.x):
             return labels
-        means, weight = pooled(self.x[self.rows], self.weight[self.rows], labels)
-        groups = zip(means, weight, strict=True)
-        cost = torch.stack([between(self.x, self.weight, *one) for one in groups], 1)
-        nearest = cost.argmin(1)
+        members = self.x[self.rows], self.weight[self.rows], labels
+        nearest = nearest_group(self.x, self.weight, *members)
         nearest[self.rows] = labels
         return relabel(nearest)
 
@@ -198,6 +195,15 @@ def between(x: Tensor, weight: Tensor, mean: Tensor, total: Tensor) -> Tensor:
     return torch.where(both.any(1), square / both.sum(1).clamp(min=1), torch.inf)
 
 
+def nearest_group(x: Tensor, weight: Tensor, *members: Tensor) -> Tensor:
+    """The group that each row differs least from: [m].
+
+    `members` are the rows of the groups, their weights and their labels.
+    """
+    groups = zip(*pooled(*members), strict=True)
+    return torch.stack([between(x, weight, *group) for group in groups], 1).argmin(1)
+
+
 def distances(x: Tensor, weight: Tensor) -> Tensor:
     """Root of the mean squared distance between rows in units of noise: [m, m].
 
@@ -225,13 +231,13 @@ class Choice(NamedTuple):
 
     k: int | None  # None: no number up to the limit brings the ratio down to the threshold
     ratio: tuple[float, ...]  # the curve: noise ratio at 1, 2, ..., limit groups
-    threshold: tuple[float, ...]  # what it may be at each
+    threshold: float  # what it may be
     runner_up: int | None  # the neighbour that a slightly different threshold would have chosen
     clear: bool  # the ratio falls by half or more from k - 1 to k; True at k = 1
     close: tuple[int, ...]  # numbers not distinguishable from k at this number of samples
 
 
-def choose_by_noise(ratio: Tensor, limit: int, threshold: float | Sequence[float]) -> Choice:
+def choose_by_noise(ratio: Tensor, limit: int, threshold: float) -> Choice:
     """The smallest number of groups whose noise ratio is at most a threshold.
 
     What lies above 1 grows in proportion to the number of samples. So k + 1 is not distinguishable
@@ -242,7 +248,7 @@ def choose_by_noise(ratio: Tensor, limit: int, threshold: float | Sequence[float
     ----------
     ratio : shape [m], of k = 1, 2, ..., m groups.
     limit : the largest number considered; at most m - 1, where there is something left to compare.
-    threshold : 2.5 for losses of trained networks; or one for each number of groups.
+    threshold : 2.5 for losses of trained networks.
 
     Examples
     --------
@@ -253,33 +259,32 @@ def choose_by_noise(ratio: Tensor, limit: int, threshold: float | Sequence[float
     """
     limit = max(1, min(limit, len(ratio) - 1))
     curve = tuple(float(value) for value in ratio[:limit])
-    most = (threshold,) * limit if isinstance(threshold, float | int) else tuple(threshold)[:limit]
     if np.isnan(curve[0]):  # one row, or no column in common: nothing tells rows apart
-        return Choice(1, curve, most, None, True, ())
-    k = next((i + 1 for i, value in enumerate(curve) if value <= most[i]), None)
+        return Choice(1, curve, threshold, None, True, ())
+    k = next((i + 1 for i, value in enumerate(curve) if value <= threshold), None)
     if k is None:
-        return Choice(None, curve, most, limit, False, ())
+        return Choice(None, curve, threshold, limit, False, ())
     own = max(curve[k - 1], 1e-12)
     close = [j + 1 for j in range(k - 1) if curve[j] < CLIFF * own]
     clear = k == 1 or not curve[k - 2] < CLIFF * own
-    if own > (1 + most[k - 1]) / 2 and k < limit:
+    if own > (1 + threshold) / 2 and k < limit:
         close.append(k + 1)
-    fewer = curve[k - 2] / most[k - 2] if k > 1 else np.inf  # how far a threshold would have to go
-    more = most[k - 1] / own if k < limit else np.inf
+    fewer = curve[k - 2] / threshold if k > 1 else np.inf  # how far a threshold would have to go
+    more = threshold / own if k < limit else np.inf
     runner_up = None if np.isinf(min(fewer, more)) else (k - 1 if fewer <= more else k + 1)
-    return Choice(k, curve, most, runner_up, clear, tuple(close))
+    return Choice(k, curve, threshold, runner_up, clear, tuple(close))
 
 
-def curve(choice: Choice, name: str, decides: bool = True, note: str = "") -> Curve:
-    """A choice as evidence for reports.
+def make_curve(choice: Choice) -> Curve:
+    """A choice by losses as evidence for reports.
 
-    >>> curve(choose_by_noise(torch.tensor([9.0, 1.0, 0.9]), 10, 1.3), "losses").chosen
+    >>> make_curve(choose_by_noise(torch.tensor([9.0, 1.0, 0.9]), 10, 1.3)).chosen
     2
     """
-    ks = tuple(range(1, len(choice.ratio) + 1))
+    ks, note = tuple(range(1, len(choice.ratio) + 1)), ""
     if choice.k is None:
-        note = note or f"no number up to {ks[-1]} brings clients of a group down to their noise"
+        note = f"no number up to {ks[-1]} brings clients of a group down to their noise"
     elif not choice.clear:
-        note = note or "no clear cliff: too few samples, or clients that differ one by one"
-    found = choice.k, choice.runner_up, choice.close, choice.threshold
-    return Curve(name, "noise ratio", ks, choice.ratio, *found, decides, note)
+        note = "no clear cliff: too few samples, or clients that differ one by one"
+    found = choice.k, choice.runner_up, choice.close, (choice.threshold,) * len(ks)
+    return Curve("losses", "noise ratio", ks, choice.ratio, *found, note)

@@ -56,7 +56,6 @@ class Curve(NamedTuple):
     runner_up: int | None
     close: tuple[int, ...]  # numbers that these samples cannot distinguish from the chosen one
     threshold: tuple[float, ...] = ()  # for each number; the first at or below it is chosen
-    decides: bool = True  # False: for information only, another curve decided
     note: str = ""  # additional information, as a sentence
 
 

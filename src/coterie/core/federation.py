@@ -18,7 +18,7 @@ from coterie.core.privacy import Budget, answers_count
 from coterie.core.question import Question, info_of
 from coterie.core.random import codes, fold, seed_key
 from coterie.core.replies import Fault, Inspector, Record
-from coterie.core.tree import Ids, Tree, leaves, n_bytes, take, tree_map
+from coterie.core.tree import Ids, Tree, leaves, n_bytes, n_rows, take, tree_map
 
 LOCAL = "update"
 """Label of local training in the clients' keys."""
@@ -150,7 +150,7 @@ class Traffic:
         )
         holders.update(wanted)
         if isinstance(given, BankRows) and whole:
-            whole //= len(leaves(bank)[0])
+            whole //= n_rows(bank)
         return torch.where(known, min(self.INDEX, whole), whole)
 
     def total(self, *phases: str) -> int:
@@ -202,6 +202,7 @@ class Federation(ABC):
         self.wire_bytes: dict[str, int] = {}  # bytes over a network; empty in a simulation
         self.policy = Policy()  # how means are taken, and when a client is asked no more
         self.record = Record()  # faulty replies
+        self.joins: Tensor | None = None  # round in which each client joins; None: all have
         self.budget: Budget | None = None  # differential privacy; None: no noise
         self.absent: set[int] = set()  # clients that were asked in this round and did not answer
         self._shared_key = seed_key(seed)
@@ -213,7 +214,9 @@ class Federation(ABC):
     @property
     def n_clients(self) -> int:
         """Clients that have joined so far."""
-        return len(self.names)
+        if self.joins is None:
+            return len(self.names)
+        return int((self.joins <= max(self.round, 0)).sum())
 
     def everyone(self) -> Ids:
         """Ids of all clients."""

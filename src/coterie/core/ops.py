@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie.core.client import Batch
 from coterie.core.errors import TaskError
 from coterie.core.random import fold
-from coterie.core.tree import Params, Tree, leaves, n_bytes, rebuild, stack, tree_map
+from coterie.core.tree import Params, Tree, leaves, n_bytes, n_rows, rebuild, stack, tree_map
 
 if TYPE_CHECKING:
     from coterie.core.training import LocalSGD
@@ -75,7 +75,7 @@ class Loop:
         self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
     ) -> Tensor:
         def one(bank: Params, batch: Batch) -> Tensor:  # one model in memory at a time
-            k = len(leaves(bank)[0])
+            k = n_rows(bank)
             rows = (tree_map(lambda leaf, j=j: leaf[j], bank) for j in range(k))
             values = (losses(model, batch) for model in rows)
             return torch.stack([value if each else batch.mean(value) for value in values])

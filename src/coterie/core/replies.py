@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.aggregate import Mean
-from coterie.core.tree import Ids, Tree, leaves, tree_map
+from coterie.core.tree import Ids, Tree, leaves, n_rows, tree_map
 
 SAMPLES = "n"
 """The name under which tasks send their number of samples. Weights of means may be named after it
@@ -177,7 +177,7 @@ class Inspector:
         return self._note(bad, position, say)
 
     def _check_group(self, mean: Mean, group: Tensor, position: Tensor) -> Tensor:
-        k = len(leaves(mean.around)[0]) if leaves(mean.around) else 1
+        k = n_rows(mean.around) if leaves(mean.around) else 1
         bad = (group < 0) | (group >= k)
         return self._note(
             bad, position, lambda i: f"sent group {int(group[i])}, but groups are 0 to {k - 1}"

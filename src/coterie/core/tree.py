@@ -87,6 +87,15 @@ def take(bank: T, index: Tensor) -> T:
     return tree_map(lambda leaf: leaf.index_select(0, index.reshape(1)).squeeze(0), bank)
 
 
+def n_rows(bank: Tree) -> int:
+    """Number of rows of a bank.
+
+    >>> n_rows({"w": torch.zeros(3, 2), "b": torch.zeros(3)})
+    3
+    """
+    return len(leaves(bank)[0])
+
+
 def put(values: Tensor, ids: Ids, new: Tensor | float) -> Tensor:
     """A copy of a per-client tensor with new values at some ids.
 

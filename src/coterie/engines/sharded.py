@@ -237,12 +237,6 @@ class Sharded(Federation):
         self._tries = [0] * len(sizes)
         self._missing, self._faults = "", faults
 
-    @property
-    def n_clients(self) -> int:
-        if self.joins is None:
-            return len(self.names)
-        return int((self.joins <= max(self.round, 0)).sum())
-
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         raise AssertionError("shards average their replies: see gather")
 

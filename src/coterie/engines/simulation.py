@@ -98,12 +98,6 @@ class Simulation(Federation):
         self._declared: dict[str, Tensor] = {"train": self._sizes}
         self._missing = ""
 
-    @property
-    def n_clients(self) -> int:
-        if self.joins is None:
-            return len(self.names)
-        return int((self.joins <= max(self.round, 0)).sum())
-
     def exchange(self, call: Call) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         if self.chunk is None:
             self.chunk = chunk_size(call.owner, self.source)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from coterie.core.random import fold
 from coterie.evidence.replication import (
-    DRAWS,
-    RIDGE,
     Test,
+    average_folds,
     compare,
     in_units,
     noise_units,
@@ -38,6 +37,10 @@ EXPLAINED = 0.8
 """Where a test still rejects at the largest number of sets: share of the differences that the sets
 must explain to be called groups. Chosen on few federations: five with the true groups explained .84
 and more, six whose clients differ one by one .37 to .42."""
+
+
+ROUNDS = 20
+"""Rounds of moves from set to set, if they do not end before."""
 
 
 class Step(NamedTuple):
@@ -60,13 +63,7 @@ class Grouping(NamedTuple):
     steps: list[Step]
 
 
-def find_groups(
-    answers: Summary,
-    key: Tensor,
-    max_groups: int = 10,
-    draws: int = DRAWS,
-    ridge: float = RIDGE,
-) -> Grouping:
+def find_groups(answers: Summary, key: Tensor, max_groups: int = 10) -> Grouping:
     """Number of groups, their members, and odd clients.
 
     Parameters
@@ -77,22 +74,20 @@ def find_groups(
         Decides the permutations.
     max_groups
         More groups than this are no answer: the clients differ one by one.
-    draws, ridge
-        As in `compare` and `noise_units`.
     """
     m = len(answers.counts)
     one = torch.zeros(m, dtype=torch.int64)
     if m < 2:
         return Grouping(one, m, [], 0.0, [])
-    centre, weight = _sharp(answers, ridge)
+    centre, weight = _sharp(answers)
     cuts = ward(centre, weight)
-    flat = in_units(answers, noise_units(answers, one, ridge))
+    flat = in_units(answers, noise_units(answers, one))
     all_of_it = remaining(flat, answers.counts, one)
     labels, steps = one, []
     while True:
         k = int(labels.max()) + 1
-        x = in_units(answers, noise_units(answers, labels, ridge))
-        test = compare(x, answers.counts, labels, fold(key, k), draws)
+        x = in_units(answers, noise_units(answers, labels))
+        test = compare(x, answers.counts, labels, fold(key, k))
         left = remaining(flat, answers.counts, labels)
         steps.append(Step(k, test, 1 - left / all_of_it if all_of_it > 0 else 0.0, labels))
         n_groups = int((labels.bincount() > 1).sum())
@@ -112,12 +107,10 @@ def find_groups(
     return Grouping(proposed.labels, None, odd, proposed.explained, steps)
 
 
-def _sharp(answers: Summary, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+def _sharp(answers: Summary) -> tuple[Tensor, Tensor]:
     """Mean losses of clients in units of the noise within clients, and the rows behind them."""
-    weight = answers.counts.sum(1)  # [m, c]
-    x = in_units(answers, noise_units(answers, torch.arange(len(weight)), ridge))
-    mean = (answers.counts[..., None] * x).sum(1) / weight.clamp(min=1)[..., None]
-    return mean, weight
+    units = noise_units(answers, torch.arange(len(answers.counts)))
+    return average_folds(in_units(answers, units), answers.counts)
 
 
 def ward(x: Tensor, weight: Tensor) -> list[Tensor]:
@@ -178,9 +171,9 @@ def distances(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return torch.where(known > 0, squares / known.clamp(min=1), torch.inf).T  # [m, k]
 
 
-def settle(x: Tensor, weight: Tensor, labels: Tensor, rounds: int = 20) -> Tensor:
+def settle(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Move clients to the set that they differ least from; no set is emptied."""
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         new = distances(x, weight, labels).argmin(1)
         size = labels.bincount()
         new = torch.where(size[labels] == 1, labels, new)
@@ -278,10 +271,8 @@ def strange_classes(answers: Summary, labels: Tensor, client: int) -> Tensor:
     It is compared with the set nearest to it, which for an odd client is the group it would be
     in. Only what repeats itself counts, so chance gives about zero with a spread of one.
     """
-    weight = answers.counts.sum(1)
     x = in_units(answers, noise_units(answers, labels))
-    mean = (answers.counts[..., None] * x).sum(1) / weight.clamp(min=1)[..., None]
-    away = distances(mean, weight, labels)[client]
+    away = distances(*average_folds(x, answers.counts), labels)[client]
     away[labels[client]] = torch.inf
     joined = labels.clone()
     joined[client] = away.argmin()

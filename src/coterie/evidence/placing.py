@@ -23,7 +23,14 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from coterie.evidence.gains import holm
-from coterie.evidence.replication import RIDGE, Units, in_units, noise_units, repeated
+from coterie.evidence.replication import (
+    RIDGE,
+    Units,
+    average_folds,
+    in_units,
+    noise_units,
+    repeated,
+)
 from coterie.evidence.summaries import Summary, select
 
 LEVEL = 0.01
@@ -203,8 +210,7 @@ def _for_others(units: Units, rows: Tensor) -> Units:
 def place(answers: Summary, groups: Groups) -> Place:
     """Place clients that answered the same questions; their scatter is not used."""
     x, count = in_units(answers, groups.units), answers.counts
-    own = count.sum(1)  # [n, c]
-    mean = (count[..., None] * x).sum(1) / own.clamp(min=1)[..., None]
+    mean, own = average_folds(x, count)
     size = own[:, None] * groups.weight / (own[:, None] + groups.weight).clamp(min=1)  # [n, k, c]
     squares = (size * (mean[:, None] - groups.mean).square().sum(3)).sum(2)
     shared = (size > 0).sum(2)

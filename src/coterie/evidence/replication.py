@@ -87,6 +87,12 @@ def in_units(answers: Summary, units: Units) -> Tensor:
     return torch.einsum("mfcr,crs->mfcs", answers.mean - units.centre, units.root)
 
 
+def average_folds(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of each client over its folds, by class, and the rows behind it: [m, c, r], [m, c]."""
+    rows = count.sum(1)
+    return (count[..., None] * x).sum(1) / rows.clamp(min=1)[..., None], rows
+
+
 def residuals(x: Tensor, count: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Differences from the mean of the set, times the root of the count; and where there are any.
 

@@ -63,11 +63,11 @@ def words(curves: Sequence[Line]) -> str:
 
     >>> line = {"name": "joint", "criterion": "noise ratio", "ks": [1, 2, 3],
     ...         "values": [40.0, 1.1, 1.0], "chosen": 2, "runner_up": 3, "close": [],
-    ...         "threshold": [1.3, 1.3, 1.3], "decides": True, "note": ""}
+    ...         "threshold": [1.3, 1.3, 1.3], "note": ""}
     >>> words([line])
     'Number of groups: 2. The joint noise ratio is 1.1 with 2 and 40 with 1. The next best is 3.'
     """
-    line = decisive(curves)
+    line = curves[0]
     values = dict(zip(line["ks"], line["values"], strict=True))
     chosen, criterion = line["chosen"], f"{line['name']} {line['criterion']}"
     if chosen is None:
@@ -92,11 +92,6 @@ def words(curves: Sequence[Line]) -> str:
     return text + (f" {note[0].upper()}{note[1:]}." if note else "")
 
 
-def decisive(curves: Sequence[Line]) -> Line:
-    """The curve that the number was read from."""
-    return next((line for line in curves if line["decides"]), curves[0])
-
-
 def picture(curves: Sequence[Line], out: str | Path, odd: int = 0) -> Path:
     """Draw each curve with its threshold, the number chosen and the runner-up.
 
@@ -117,15 +112,14 @@ WIDE, TALL = 7.6, 4.9  # inches: of a panel
 
 
 def figure(curves: Sequence[Line], odd: int = 0) -> "Figure":
-    """A panel per curve, side by side; the one that decided is drawn in full colour."""
+    """A panel per curve, side by side."""
     page = paper.new_page(0.4 + WIDE * len(curves), TALL)
     for place, line in enumerate(curves):
         ax = paper.axes_at(page, 0.85 + WIDE * place, 0.8, WIDE - 1.0, TALL - 1.75)
         _curve(ax, line, odd)
         name = TITLES.get(line["name"], line["name"])
-        role = "" if line["decides"] or len(curves) == 1 else " (does not decide)"
         about = CRITERIA.get(str(line["criterion"]), str(line["criterion"]))
-        paper.add_heading(ax, (f"{name}: {_found(line['chosen'], odd)}{role}", about))
+        paper.add_heading(ax, (f"{name}: {_found(line['chosen'], odd)}", about))
     return page
 
 
@@ -151,12 +145,11 @@ def _curve(ax: "Axes", line: Line, odd: int) -> None:
         PercentFormatter,
     )
 
-    colour = paper.COLOURS[0] if line["decides"] else paper.UNKNOWN
     points = [(k, v) for k, v in zip(line["ks"], line["values"], strict=True) if v is not None]
     ks, values = [k for k, _ in points], [v for _, v in points]
     most = list(line["threshold"])
     low, high = min([*values, *most]), max([*values, *most])
-    ax.plot(ks, values, color=colour, linewidth=1.8, marker="o", markersize=5, zorder=3)
+    ax.plot(ks, values, color=paper.COLOURS[0], linewidth=1.8, marker="o", markersize=5, zorder=3)
     if most:
         edge = [ks[0] - 0.5, *line["ks"], line["ks"][-1] + 0.5]
         ax.plot(

@@ -151,8 +151,8 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
     if len(sizes) > 1:
         members = "one client each" if max(sizes) == 1 else f"{join_words(sizes)} clients"
         groups = f"{len(sizes)} groups among {n_clients} clients ({members})."
-        decides = [one for one in summary.get("evidence", []) if one["decides"]]
-        if decides and decides[0]["chosen"] is None:
+        curves = summary.get("evidence")
+        if curves and curves[0]["chosen"] is None:
             groups += " No number of groups describes them well: clients differ one by one."
         return groups + apart
     if odd:

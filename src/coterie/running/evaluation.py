@@ -16,7 +16,7 @@ from coterie.core.errors import TaskError
 from coterie.core.federation import BankRows, Federation
 from coterie.core.model import LOSSES
 from coterie.core.question import Question, question
-from coterie.core.tree import Ids, Tree, flat, put, row, tree_map
+from coterie.core.tree import Ids, Tree, flat, n_rows, put, row, tree_map
 from coterie.data.federated import FederatedData
 
 LOSS_OF = {
@@ -212,17 +212,6 @@ class Oracle:
         column = torch.searchsorted(names, self.data.truth)
         return self.client_matrix().gather(1, column[:, None]).squeeze(1)
 
-    def cross_matrix(self) -> Tensor:
-        """Score of every group's model on each true group: [k, g]; nan for unused models."""
-        found = place_all(self.algorithm, self.fed, self.state, self.fed.everyone()).assignment
-        per_client = self.client_matrix()
-        out = torch.full(
-            (int(found.max()) + 1, per_client.shape[1]), torch.nan, dtype=torch.float64
-        )
-        for model in found.unique().tolist():
-            out[model] = per_client[int((found == model).nonzero()[0])]
-        return out
-
     def mixture(self) -> dict[str, Any] | None:
         """Shares and experts of components against the truth; groups count as pure shares."""
         ids = self.fed.everyone()
@@ -269,7 +258,7 @@ class Oracle:
         real = batch.mask.flatten()
         x, y = _rows(batch.x, real), batch.y.flatten()[real]
         true = torch.as_tensor(component)[self.data.rows["test"].of_clients(ids).index]
-        k = len(next(iter(bank.values())))
+        k = n_rows(bank)
         with torch.no_grad():
             answers = [model.apply(row(bank, j), x).argmax(1) for j in range(k)]
         right = torch.stack([answer == y for answer in answers]).double()  # [k, n]
@@ -282,7 +271,7 @@ class Oracle:
         given = self.algorithm.deploy(self.state, self.fed.everyone())
         if targets is None or not isinstance(given, BankRows):
             return None
-        k = len(next(iter(given.bank.values())))
+        k = n_rows(given.bank)
         models = torch.stack([flat(row(given.bank, j)) for j in range(k)])
         return metrics.parameter_distance(models.double(), targets.double(), nearest=nearest)
 

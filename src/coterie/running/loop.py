@@ -19,6 +19,7 @@ from coterie.core.errors import ConfigError, DataError, FederationError
 from coterie.core.federation import Federation
 from coterie.core.memory import Memory
 from coterie.core.policy import as_policy
+from coterie.core.tree import n_rows
 from coterie.data import DataCard, FederatedData
 from coterie.engines.faults import Faults
 from coterie.engines.simulation import Simulation
@@ -418,7 +419,7 @@ def _groups(
     if assignment is None:
         return {}
     seen = assignment >= 0
-    k = len(next(iter(state.models.values()))) if hasattr(state, "models") else 1
+    k = n_rows(state.models) if hasattr(state, "models") else 1
     changed = (before.assignment != assignment) & (before.assignment >= 0)
     out: dict[str, Any] = {
         "sizes": torch.bincount(assignment[seen], minlength=k).tolist(),

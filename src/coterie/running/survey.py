@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithms.survey import Survey, seeded
+from coterie.algorithms.survey import Survey, keep_steps, make_curve, seeded
 from coterie.algorithms.survey.seeded import Kind, Seen
 from coterie.clustering.labels import relabel
 from coterie.core.errors import DataError
@@ -87,11 +87,11 @@ def survey_clients(
     who = Who(ids, sets, names, single=stray)
     told, _ = explain(Asking(fed, method, DataCard.of(data), who, "train"), why, survey=seen.losses)
     asked = sum(part["numbers"] > 0 for part in told["sent"])
-    chances = [seeded.p_value(torch.tensor(step.test[:3])) for step in seen.steps]
-    steps = seeded.keep_steps(seen.steps)
+    chances = [seeded.p_value(step.test) for step in seen.steps]
+    steps = keep_steps(seen.steps)
     shown = steps, seen.statistic, seen.kind, seen.n_groups, int(seen.odd.sum())
     found = {
-        "curves": [seeded.curve(*shown)._asdict()] if len(steps) else [],
+        "curves": [make_curve(*shown)._asdict()] if len(steps) else [],
         "p_values": chances,
         "inputs_differ": None if inputs is None else inputs <= seeded.LEVEL,
         "inputs_p_value": inputs,

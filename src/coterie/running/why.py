@@ -25,7 +25,7 @@ from coterie.core.client import Batch, Client
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.federation import Federation
 from coterie.core.question import Question, question
-from coterie.core.tree import Ids, Tree, leaves, row
+from coterie.core.tree import Ids, Tree, n_rows, row
 from coterie.data.card import DataCard
 from coterie.data.encoder import Rule
 from coterie.evidence.gains import LEVEL
@@ -127,7 +127,7 @@ def sum_predictions(
 ) -> dict[str, Tensor]:
     """Count the rows of each label by what each model says of them; or sum up its errors."""
     x, y = _take(rows.x, rows.mask), rows.y[rows.mask]
-    unit, k = _units(rows), len(leaves(models)[0])
+    unit, k = _units(rows), n_rows(models)
     with torch.no_grad():
         outputs = [method.predict(row(models, j), x) for j in range(k)]
     if n_classes:
@@ -430,7 +430,7 @@ def _classes(asking: Asking, survey: Any) -> Answers:
 
 
 def _predictions(asking: Asking, models: Tree) -> tuple[Answers, dict[str, Any] | None]:
-    card, k = asking.card, len(leaves(models)[0])
+    card, k = asking.card, n_rows(models)
     c = card.n_outputs if card.task == "classification" else 0
     if k * c * c > MOST_COUNTS:
         note = f"Predictions are not compared: {k} models and {c} classes are too many."

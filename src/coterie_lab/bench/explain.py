@@ -1,8 +1,6 @@
 """Explain how a network is trained: which layers are stacked, which are not, and why."""
 
 import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 from coterie import models
+from coterie.catalogue import import_file
 from coterie.core.errors import ConfigError, unknown
 from coterie.core.model import Model
 from coterie.core.random import seed_key
@@ -60,19 +59,7 @@ def _module(place: str) -> ModuleType:
             return importlib.import_module(place)
         except ImportError as error:
             raise ConfigError(f"'{place}' cannot be imported: {error}.") from error
-    path = Path(place)
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist. Give the path of a Python file.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be imported: {error}.") from error
-    return module
+    return import_file(Path(place), "defines a network")
 
 
 def explain(model: Model) -> str:

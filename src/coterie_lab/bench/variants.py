@@ -11,7 +11,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.core.model import Model
 from coterie.core.random import fold, seed_key
-from coterie.core.tree import BUFFER, Params, row, stack
+from coterie.core.tree import BUFFER, Params, n_rows, row, stack
 from coterie.engines import Simulation
 from coterie_lab.bench.workloads import Problem, Workload, federation_of, gflop, method_of
 
@@ -55,7 +55,7 @@ def _warm_up(models: Params, model: Model, batch: Any, truth: Tensor | None) -> 
     """Train each model a little on the data of one group, as in the middle of a run."""
     assert truth is not None
     warm = []
-    for group in range(len(next(iter(models.values())))):
+    for group in range(n_rows(models)):
         own = (truth == group).nonzero()[:10, 0]
         x, y = batch.x[own].flatten(0, 1), batch.y[own].flatten(0, 1)
         network = model.plain(row(models, group)).train()

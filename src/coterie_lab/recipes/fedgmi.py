@@ -18,9 +18,9 @@ from coterie.core.tree import row as one_of
 from coterie.data.federated import FederatedData
 from coterie.metrics import match_components
 from coterie.models.vae import pixels
-from coterie.report.mixture_pictures import samples_picture
 from coterie.running.build import Description
 from coterie.running.final import Result
+from coterie_lab.figures.mixtures import samples_picture
 from coterie_lab.recipe import Entry, Recipe, Study, Value, add, estimate
 
 PAPER = "FedGMI"

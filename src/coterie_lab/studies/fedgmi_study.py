@@ -34,7 +34,8 @@ from coterie.engines import Simulation
 from coterie.metrics import mixture_error
 from coterie.models import CNN, MLP, VAE, ConvVAE
 from coterie.models.vae import bernoulli, gaussian, pixels
-from coterie.report import mixture_pictures as pictures
+from coterie.report.mixture_pictures import proportions_picture
+from coterie_lab.figures import mixtures as pictures
 from coterie_lab.sources import load
 from coterie_lab.studies.common import options, table, write
 
@@ -275,7 +276,7 @@ def draw(
     )
     errors = found.errors[:, order].tolist()
     names = list(fed.names)
-    pictures.proportions_picture(names, named["tail"], errors, out / "proportions.png")
+    proportions_picture(names, named["tail"], errors, out / "proportions.png")
     if len(order) == 3:
         pictures.ternary_picture(truth, named["tail"], out / "ternary.png")
     rounds = list(history)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from coterie.algorithms import common_vae as common
 from coterie.algorithms.blend import division, shares, start
+from coterie.algorithms.finite import find_finite
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import (
     Algorithm,
@@ -48,7 +49,6 @@ from coterie.core.federation import Federation, each
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put, row, tree_map
-from coterie.models.vae import VAE, gaussian
 
 WARM, MOMENTS, ANCHORS, ROUNDS, REPORT, DONE = range(6)
 STAGES = ("warm", "moments", "anchors", "rounds", "report", "done")
@@ -208,7 +208,7 @@ class Blend(Algorithm):
             means.append(Mean("class_scatter", around, weight="counts", slots=True))
         given = vae, torch.zeros(n_classes)
         ids, reply = fed.map(self.moments, *given, to=fed.everyone(), reduce=means)
-        fine = common.find_finite("Blend", reply["mean"], "moments")
+        fine = find_finite("Blend", "moments", reply["mean"])
         ids = ids[fine]
         seen = start.find_components(reply, fine, self.n_components, MOST)
         self._warn_of_moments([fed.names[i] for i in ids[seen.simplex.strange].tolist()], seen)
@@ -279,16 +279,7 @@ class Blend(Algorithm):
             state, info = self.divide(fed, state, everyone)
         else:
             state, _ = self.place(fed, state, everyone[state.assignment < 0])
-        cohort = fed.cohort()
-        cohort = cohort[state.assignment[cohort] >= 0]
-        if len(cohort):
-            means = [Mean("vaes", state.vaes, weight="n_vae", slots=True)]
-            if self.model is not None:
-                means.append(Mean("experts", state.experts, weight="n_expert", slots=True))
-            given = state.vaes, state.experts
-            _, reply = fed.map(self.train_experts, *given, to=cohort, reduce=means)
-            experts = state.experts if self.model is None else reply["experts"]
-            state = state._replace(vaes=reply["vaes"], experts=experts)
+        state = common.train_cohort(fed, self.train_experts, state)
         last = self.rounds is not None and turn + 1 >= self.rounds
         return _next(state, REPORT if last else ROUNDS), info
 
@@ -335,7 +326,7 @@ class Blend(Algorithm):
         scale = torch.tensor(LABEL_SCALE if joint else 1.0, dtype=torch.float64)
         given = state.vaes, state.experts if joint else {}, scale
         ids, reply = fed.map(self.score, *given, to=ids)
-        fine = common.find_finite("Blend", reply["best"], "scores")
+        fine = find_finite("Blend", "scores", reply["best"])
         ids = ids[fine]
         best, size = put(state.best, ids, reply["best"][fine]), reply["n"][fine].double()
         state = state._replace(scale=scale, labels=torch.tensor(joint))
@@ -561,17 +552,9 @@ class Blend(Algorithm):
 
     @classmethod
     def example(cls, problem: Any) -> "Blend":
-        shape = tuple(problem.data.sample_shape)
-
-        def net() -> VAE:
-            return VAE(shape, latent=2, hidden=(8,), likelihood="gaussian")
-
         epochs = problem.local.epochs or 0
         return cls(
-            vae=Model(net, gaussian, dtype=problem.dtype),
-            model=problem.model,
-            local=problem.local,
-            local_vae=LocalSGD(0.01, epochs=problem.local.epochs, batch_size=8, optimizer="adam"),
+            **common.example(problem),
             n_components=problem.n_groups,
             warm_rounds=0,
             warm_epochs=epochs,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coterie.algorithms import common
 from coterie.algorithms.census.accumulate import append, noise_units
-from coterie.algorithms.census.alone import add_models, count_models, no_models
+from coterie.algorithms.census.alone import add_models, no_models
 from coterie.algorithms.census.grouping import explain_number, find_groups, measure_losses
 from coterie.algorithms.census.guard import clip
 from coterie.algorithms.survey.seeded import NETWORKS, REFUSAL, ask, choose_statistic, look
@@ -41,7 +41,7 @@ from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.random import fold
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Ids, Params, Tree, put
+from coterie.core.tree import Ids, Params, Tree, n_rows, put
 from coterie.evidence.placing import Known, choose_by_loss, learn_groups, no_groups, place_in
 from coterie.evidence.summaries import select
 
@@ -203,7 +203,7 @@ class Census(Algorithm):
         """Give clients that are set aside their own models; and the model of each client: [m]."""
         new = aside & (state.seat[ids] < 0)
         alone = add_models(state.alone, state.shared, state.models, group[new])
-        k, had = count_models(state.models), count_models(state.alone["models"])
+        k, had = n_rows(state.models), n_rows(state.alone["models"])
         seat = put(state.seat, ids[new], had + torch.arange(int(new.sum())))
         marked = put(state.aside, ids, aside.to(state.aside))
         state = state._replace(alone=alone, seat=seat, aside=marked)

@@ -16,11 +16,6 @@ def no_models(shared: Params, models: Params) -> dict[str, Params]:
     return {"shared": none, "models": {name: leaf[:0] for name, leaf in models.items()}}
 
 
-def count_models(bank: Params) -> int:
-    """Number of rows."""
-    return len(next(iter(bank.values())))
-
-
 def add_models(
     alone: dict[str, Params], shared: Params, models: Params, group: Tensor
 ) -> dict[str, Params]:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithms.census.guard import COMPANY, clip, flat, loners, nearest
+from coterie.algorithms.census.guard import COMPANY, clip, flat, label_all, loners
 from coterie.clustering.hierarchical import choose_k
 from coterie.clustering.matching import match_clusters
-from coterie.clustering.noise import Ward, choose_by_noise, curve, weighted_ward
+from coterie.clustering.noise import Ward, choose_by_noise, make_curve, weighted_ward
 from coterie.core.algorithm import Curve
 from coterie.core.client import Batch
 from coterie.core.model import Model
@@ -74,7 +74,7 @@ def find_groups(
         k, curve = _choose_number(tree, points, k or losses.shape[1], int((size > 1).sum()))
     labels = tree.labels(k)
     model = match_clusters(losses[~aside], labels)
-    everyone = nearest(x, weight, labels, aside)
+    everyone = label_all(x, weight, labels, aside)
     return Found(model[everyone], everyone, aside, curve)
 
 
@@ -95,7 +95,7 @@ def explain_number(rows: Tensor, stray: bool) -> list[Curve]:
     if not len(rows):
         return []
     ratio = torch.cat([rows[:, 1], rows.new_tensor([torch.nan])])
-    found = curve(choose_by_noise(ratio, len(rows), THRESHOLD), "losses")
+    found = make_curve(choose_by_noise(ratio, len(rows), THRESHOLD))
     used = int(rows[rows[:, 2] == 1, 0].sum())
     if stray:
         found = found._replace(chosen=None, close=(), note="the survey before training found none")

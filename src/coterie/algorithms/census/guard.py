@@ -17,7 +17,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from coterie.clustering.noise import between, distances, pooled
+from coterie.clustering.noise import between, distances, nearest_group
 
 FAR = 3.0
 """An entry above this many medians is limited; a client at such a distance is a loner."""
@@ -60,14 +60,15 @@ def flat(losses: Tensor) -> Tensor:
     return spread < min(FLAT, chance) * spread.median()
 
 
-def loners(units: Tensor, counts: Tensor, neighbour: int = 2, floor: float = 1.0) -> Tensor:
+def loners(units: Tensor, counts: Tensor, neighbour: int = 2) -> Tensor:
     """Which clients are loners, [m]: far from their second-nearest neighbour.
+
+    A distance of 1 is what noise alone makes, so it is never far.
 
     Parameters
     ----------
     units, counts : shape [m, d], vectors in units of noise and their weights, 0 where missing.
     neighbour : which neighbour must be near.
-    floor : distance that is nothing unusual: 1 is what noise alone makes.
 
     Examples
     --------
@@ -86,24 +87,20 @@ def loners(units: Tensor, counts: Tensor, neighbour: int = 2, floor: float = 1.0
     else:
         apart = distances(units, counts).fill_diagonal_(torch.inf)
     far = apart.kthvalue(neighbour, dim=1).values
-    usual = far.median().clamp(min=floor)
-    return far > FAR * usual if usual > 0 else torch.zeros(m, dtype=torch.bool)
+    return far > FAR * far.median().clamp(min=1.0)
 
 
-def nearest(units: Tensor, counts: Tensor, labels: Tensor, aside: Tensor) -> Tensor:
+def label_all(units: Tensor, counts: Tensor, labels: Tensor, aside: Tensor) -> Tensor:
     """The label of everyone, [m]; of those set aside that of the nearest group.
 
     `labels` are those of the rest, in order.
 
     >>> x = torch.tensor([[0.0], [9.0], [7.0]]).double()
     >>> aside = torch.tensor([False, False, True])
-    >>> nearest(x, torch.ones_like(x), torch.tensor([0, 1]), aside)
+    >>> label_all(x, torch.ones_like(x), torch.tensor([0, 1]), aside)
     tensor([0, 1, 1])
     """
-    means, weight = pooled(units[~aside], counts[~aside], labels)
     out = labels.new_zeros(len(units))
     out[~aside] = labels
-    pairs = zip(means, weight, strict=True)
-    cost = torch.stack([between(units[aside], counts[aside], *pair) for pair in pairs], 1)
-    out[aside] = cost.argmin(1)
+    out[aside] = nearest_group(units[aside], counts[aside], units[~aside], counts[~aside], labels)
     return out

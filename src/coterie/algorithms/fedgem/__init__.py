@@ -35,8 +35,9 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from coterie.algorithms.components import evidence_of
 from coterie.algorithms.fedgem import balls
-from coterie.algorithms.samples import evidence_of, keep_finite, known_count, pad_rows, samples
+from coterie.algorithms.samples import keep_finite, known_count, pad_rows, samples
 from coterie.clustering.lloyd import plus_plus, squared_distances
 from coterie.core.algorithm import Algorithm, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, Reply, task

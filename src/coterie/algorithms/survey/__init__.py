@@ -29,14 +29,22 @@ from torch import Tensor
 
 from coterie.algorithms import common
 from coterie.algorithms.survey import seeded
-from coterie.algorithms.survey.seeded import KINDS, STATISTICS, Seen
+from coterie.algorithms.survey.seeded import KINDS, STATISTICS, Kind, Seen, Statistic, p_value
 from coterie.core.algorithm import Algorithm, Curve, Evidence, Fill, Info, PerClient, register
 from coterie.core.client import Client, task
 from coterie.core.federation import Federation, rows
 from coterie.core.model import Model
 from coterie.core.training import LocalSGD
 from coterie.core.tree import Ids, Params, Tree, put
+from coterie.evidence.grouping import Step
 from coterie.evidence.placing import Known, learn_groups, no_groups, place_in
+
+MEANING: dict[Kind, str] = {
+    "one": "clients differ by no more than chance: one group",
+    "meaning": "between groups the inputs, or what a label means, differ",
+    "labels": "groups differ in how often they have each label, and in nothing else",
+    "client by client": "clients differ one by one: no number of groups describes them",
+}
 
 
 class State(NamedTuple):
@@ -49,7 +57,7 @@ class State(NamedTuple):
     kind: Tensor  # position in KINDS; -1: no client has answered
     statistic: Tensor  # position in STATISTICS: what the groups were read from
     chosen: Tensor  # number of groups; -1: no number describes the clients
-    steps: Tensor  # [j, 5]  see `seeded.keep_steps`
+    steps: Tensor  # [j, 5]  see `keep_steps`
     known: Known  # the groups, in which newcomers are placed
 
 
@@ -99,7 +107,7 @@ class Survey(Algorithm):
             kind=torch.tensor(-1),
             statistic=torch.tensor(-1),
             chosen=torch.tensor(-1),
-            steps=seeded.keep_steps([]),
+            steps=keep_steps([]),
             known=no_groups(),
         )
         return self.divide(fed, start)
@@ -131,7 +139,7 @@ class Survey(Algorithm):
             kind=torch.tensor(KINDS.index(seen.kind)),
             statistic=torch.tensor(STATISTICS.index(seen.statistic)),
             chosen=torch.tensor(-1 if seen.n_groups is None else seen.n_groups),
-            steps=seeded.keep_steps(seen.steps),
+            steps=keep_steps(seen.steps),
             known=known,
         )
 
@@ -184,7 +192,7 @@ class Survey(Algorithm):
             return []
         kind, statistic = KINDS[int(state.kind)], STATISTICS[int(state.statistic)]
         chosen = None if int(state.chosen) < 0 else int(state.chosen)
-        return [seeded.curve(state.steps, statistic, kind, chosen, int(state.odd.sum()))]
+        return [make_curve(state.steps, statistic, kind, chosen, int(state.odd.sum()))]
 
     @task
     def update(self, client: Client, shared: Params, own: Params) -> dict[str, Tree]:
@@ -194,3 +202,20 @@ class Survey(Algorithm):
     def deploy(self, state: State, ids: Ids) -> Any:
         bank = common.whole_models(state.shared, state.models)
         return rows(bank, state.assignment[ids].clamp(min=0))
+
+
+def keep_steps(steps: list[Step]) -> Tensor:
+    """Number of sets, share explained, and the three p-values of each step: [j, 5]."""
+    rows = [[step.n_sets, step.explained, *step.test[:3]] for step in steps]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
+
+
+def make_curve(rows: Tensor, name: Statistic, kind: Kind, n_groups: int | None, odd: int) -> Curve:
+    """The evidence for a number of sets (groups and odd clients) as reports show it."""
+    ks = tuple(int(k) for k in rows[:, 0])
+    left = tuple(1 - float(share) for share in rows[:, 1])
+    note = f"{MEANING[kind]} (p = {p_value(rows[-1, 2:]):.2g} for what is left)"
+    if odd and n_groups is not None:
+        note = f"{n_groups} of these are groups and {odd} are odd clients; {note}"
+    chosen = None if n_groups is None else ks[-1]
+    return Curve(name, "unexplained share", ks, left, chosen, None, (), note=note)

@@ -9,13 +9,12 @@ Networks are added until two halves of them give the same answer: 16, then 32, t
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from coterie.core.algorithm import Curve
 from coterie.core.client import Batch, Client
 from coterie.core.federation import Federation
 from coterie.core.model import Model
@@ -25,7 +24,7 @@ from coterie.core.tree import Ids
 from coterie.evidence import grouping, placing
 from coterie.evidence.gains import holm
 from coterie.evidence.grouping import ODD, SPLIT, TOTAL, Grouping, Step
-from coterie.evidence.replication import compare, in_units, noise_units
+from coterie.evidence.replication import Test, average_folds, compare, in_units, noise_units
 from coterie.evidence.screening import screen_reply
 from coterie.evidence.summaries import (
     FOLDS,
@@ -56,12 +55,6 @@ Kind = Literal["one", "meaning", "labels", "client by client"]
 Statistic = Literal["conditional", "joint", "shares"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-MEANING: dict[Kind, str] = {
-    "one": "clients differ by no more than chance: one group",
-    "meaning": "between groups the inputs, or what a label means, differ",
-    "labels": "groups differ in how often they have each label, and in nothing else",
-    "client by client": "clients differ one by one: no number of groups describes them",
-}
 
 Answers: TypeAlias = dict[Statistic, Summary]
 """What clients answered: losses ("conditional": by class, "joint": of all rows), and shares."""
@@ -328,7 +321,7 @@ def decide(answers: Answers, key: Tensor, max_groups: int, n_groups: int | None 
         shares = select(answers["shares"], rest)
         by_share = _find(shares, fold(key, "shares"), max_groups)
         # A few sets explain most of what differs in a few shares, whatever the clients are like.
-        left = by_share.steps and p_value(torch.tensor(by_share.steps[-1].test[:3])) <= LEVEL
+        left = by_share.steps and p_value(by_share.steps[-1].test) <= LEVEL
         if by_share.n_groups is None or left:
             kind = "client by client"  # in label shares only: one model
         elif by_share.n_groups > 1:
@@ -391,20 +384,30 @@ def _join(answers: Summary, found: Grouping) -> Tensor:
 
 
 def _number(labels: Tensor, odd: Tensor) -> Tensor:
-    """Numbers in the order of the first members, groups first, then odd clients."""
-    m, size = len(labels), int(labels.max()) + 1
+    """Numbers in the order of the first members, groups first, then odd clients, one each."""
+    m = len(labels)
     place = torch.arange(m) + m * odd
-    first = torch.full((size,), 2 * m).scatter_reduce(0, labels, place, "amin")
+    labels = labels + m * odd  # an odd client may have the number of a group
+    first = torch.full((2 * m,), 2 * m).scatter_reduce(0, labels, place, "amin")
     return first.argsort().argsort()[labels]
 
 
 def columns(seen: Seen) -> tuple[Tensor, Tensor]:
     """What the groups were read from as vectors in units of noise, and weights: [m, d] each."""
     answers = seen.summary
-    weight = answers.counts.sum(1)  # [m, c]
     x = in_units(answers, noise_units(answers, seen.labels))
-    mean = (answers.counts[..., None] * x).sum(1) / weight.clamp(min=1)[..., None]
+    mean, weight = average_folds(x, answers.counts)
     return mean.flatten(1), weight[..., None].expand_as(mean).flatten(1)
+
+
+def p_value(tests: Test | Sequence[float] | Tensor) -> float:
+    """The p-value of three tests together, the first of a `Test`: each by its share of the level.
+
+    >>> round(p_value([0.4, 0.01, 0.3]), 3)  # odd clients: .005 of .02
+    0.04
+    """
+    shares = LEVEL / torch.tensor([SPLIT, ODD, TOTAL], dtype=torch.float64)
+    return float((torch.as_tensor(tests[:3]).double() * shares).min().clamp(max=1))
 
 
 # placing
@@ -417,34 +420,4 @@ def choose_statistic(answers: Answers, labels: Tensor, key: Tensor) -> Statistic
         return name
     summary, one = select(answers[name], member), torch.zeros_like(member)
     test = compare(in_units(summary, noise_units(summary, one)), summary.counts, one, key)
-    return name if p_value(torch.tensor(test[:3])) <= LEVEL else "shares"
-
-
-# showing
-
-
-def keep_steps(steps: list[Step]) -> Tensor:
-    """Number of sets, share explained, and the three p-values of each step: [j, 5]."""
-    rows = [[step.n_sets, step.explained, *step.test[:3]] for step in steps]
-    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
-
-
-def curve(rows: Tensor, name: Statistic, kind: Kind, n_groups: int | None, odd: int) -> Curve:
-    """The evidence for a number of sets (groups and odd clients) as reports show it."""
-    ks = tuple(int(k) for k in rows[:, 0])
-    left = tuple(1 - float(share) for share in rows[:, 1])
-    note = f"{MEANING[kind]} (p = {p_value(rows[-1, 2:]):.2g} for what is left)"
-    if odd and n_groups is not None:
-        note = f"{n_groups} of these are groups and {odd} are odd clients; {note}"
-    chosen = None if n_groups is None else ks[-1]
-    return Curve(name, "unexplained share", ks, left, chosen, None, (), (), True, note)
-
-
-def p_value(tests: Tensor) -> float:
-    """The p-value of three tests together: each counts by its share of the level.
-
-    >>> round(p_value(torch.tensor([0.4, 0.01, 0.3])), 3)  # odd clients: .005 of .02
-    0.04
-    """
-    shares = LEVEL / torch.tensor([SPLIT, ODD, TOTAL], dtype=torch.float64)
-    return float((tests.double() * shares).min().clamp(max=1))
+    return name if p_value(test) <= LEVEL else "shares"

@@ -15,7 +15,7 @@ from coterie.core.client import Batch
 from coterie.core.model import Model, Network
 from coterie.core.ops import Fit, Loop, Losses, convolves, stack_size
 from coterie.core.training import LocalSGD
-from coterie.core.tree import Params, Tree, leaves, named_leaves, row, tree_map
+from coterie.core.tree import Params, Tree, leaves, n_rows, named_leaves, row, tree_map
 from coterie.engines.stacking.first import Gram, products
 from coterie.engines.stacking.probes import Probes
 from coterie.engines.stacking.steps import (
@@ -229,7 +229,7 @@ class Stacked:
     def probe(
         self, losses: Losses, models: Params, batch: Batch, flattens: bool, each: bool = False
     ) -> Tensor:
-        if len(leaves(models)[0]) > 1 or not flattens or self.path == "loop":
+        if n_rows(models) > 1 or not flattens or self.path == "loop":
             return self._loop.probe(losses, models, batch, flattens, each)
         return self._probes(losses, row(models, 0), batch, each)
 

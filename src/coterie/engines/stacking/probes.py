@@ -10,7 +10,7 @@ from torch.nn import functional
 from coterie.core.client import Batch
 from coterie.core.model import Model, Network
 from coterie.core.ops import Losses, channels_last, convolves, stack_size
-from coterie.core.tree import Params, leaves, row, tree_map
+from coterie.core.tree import Params, n_rows, row, tree_map
 from coterie.engines.stacking.first import Watch, Wide
 from coterie.engines.stacking.mode import probing, stack_mode
 from coterie.engines.stacking.side_by_side import SideBySide
@@ -57,7 +57,7 @@ class Probes:
                 return list(together)
         self._wide = wide = self._read_together(losses, bank, rows)
         columns = []
-        for j in range(len(leaves(bank)[0])):
+        for j in range(n_rows(bank)):
             own = row(bank, j)
             if wide is not None:
                 known = Known(rows.x, own[self._firsts[losses.__self__][0]], wide.out[:, j])  # type: ignore[attr-defined, index]

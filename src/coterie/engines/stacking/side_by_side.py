@@ -15,7 +15,7 @@ from torch.nn import functional
 from coterie.core.client import Batch
 from coterie.core.model import Model, Network
 from coterie.core.ops import channels_last
-from coterie.core.tree import Params, leaves, row
+from coterie.core.tree import Params, leaves, n_rows, row
 from coterie.engines.stacking.mode import probing
 
 LIGHT = 50_000
@@ -38,7 +38,7 @@ class SideBySide:
 
     def losses(self, model: Model, bank: Params, rows: Batch) -> Tensor | None:
         """Losses of every model on every image: [k, rows]; None if this network cannot be used."""
-        k = len(leaves(bank)[0])
+        k = n_rows(bank)
         if k == 1 or not isinstance(rows.x, Tensor):
             return None
         if model not in self._networks:
@@ -71,7 +71,7 @@ def _outputs(model: Model, network: Network, bank: Params, x: Tensor) -> Tensor:
     """[k, b, ...]"""
     with probing(lambda _: network, None):
         out: Tensor = model.apply(bank, channels_last(x))
-    k = len(leaves(bank)[0])
+    k = n_rows(bank)
     return out.reshape(len(out), k, -1, *out.shape[2:]).movedim(1, 0)
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from coterie.report import mixture_pictures as pictures
+from coterie.report.mixture_pictures import proportions_picture
+from coterie_lab.figures import mixtures as pictures
 
 TRUE = torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.5, 0.3], [0.0, 0.3, 0.7]])
 
@@ -20,7 +21,7 @@ def _drawing():
 def test_every_picture_is_written(tmp_path):
     made = [
         pictures.shares_picture(two(TRUE), {"counts": two(TRUE * 0.8)}, tmp_path / "a.png"),
-        pictures.proportions_picture(
+        proportions_picture(
             ["x", "y", "z"], TRUE.tolist(), (TRUE * 0 + 0.03).tolist(), tmp_path / "b.png"
         ),
         pictures.eigenvalue_picture([46.0, 21.0, 1.9], [2.8, 2.7, 2.6], tmp_path / "c.png"),
