@@ -100,7 +100,7 @@ METHOD = CFL(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=2000)
 @given(
     seed=st.integers(0, 2**31),
     n_clients=st.integers(1, 12),
