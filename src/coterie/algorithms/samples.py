@@ -66,6 +66,15 @@ def evidence_of(shares: Tensor) -> Evidence:
     return Evidence(shares.argmax(1), two[:, 0] - two[:, 1], two[:, 0] * torch.nan, fits)
 
 
+def place_heard(asked: Ids, heard: Ids, shares: Tensor) -> Evidence:
+    """Place the clients that answered by their shares [m, k]; others are in no component."""
+    found, answered = evidence_of(shares), torch.isin(asked, heard)
+    nothing = torch.full((len(asked),), torch.nan, dtype=shares.dtype)
+    group = torch.full((len(asked),), -1).masked_scatter(answered, found.group)
+    margin = nothing.masked_scatter(answered, found.margin)
+    return Evidence(group, margin, nothing, torch.ones_like(answered))
+
+
 # prediction
 
 

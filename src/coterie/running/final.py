@@ -279,8 +279,10 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
                 {"n_classes": data.n_outputs},
                 stackable=algorithm.supervised,
             )
-            _, reply = fed.map(ask, to=scores.ids)
-        counts = reply["counts"].double()
+            heard, reply = fed.map(ask, to=scores.ids, at_least=0)
+        counts = torch.zeros(len(scores.ids), data.n_outputs, dtype=torch.float64)
+        if len(heard):  # a client that is asked no more has no counts
+            counts[torch.isin(scores.ids, heard)] = reply["counts"].double()
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
     profiles = algorithm.profiles(result.state)
     cards = []
@@ -302,7 +304,7 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             one["odd"] = True  # a client on its own, and no group
         if data.task == "classification":
             one["accuracy"] = mean(scores.accuracy[member])
-        if counts is not None:
+        if counts is not None and bool(counts[member].any()):
             shares = counts[member].sum(0) / counts[member].sum()
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
         if profiles is not None and number < len(shown) and not profiles[group].isnan().any():
