@@ -34,6 +34,7 @@ from coterie.running.verdict import (
     ARMS,
     HEADLINE,
     as_trained,
+    hide_clients,
     instead_of_groups,
     judge,
     rivals_of,
@@ -251,6 +252,8 @@ def compare(
         odd = result.summary.get("odd", [])
         instead = instead_of_groups(result.summary, odd, n_groups)
         verdict = judge(arms, rivals_of(result), n_groups, instead, odd)
+        if result.fed.policy.min_group > 1:
+            verdict |= hide_clients(verdict)
         result.files["verdict.json"] = to_json(no_nan(verdict))
         curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
         result.files["curves.json"] = to_json(no_nan(curves))
@@ -281,7 +284,11 @@ def _keep_groups(result: Result) -> dict[str, bytes]:
     if not isinstance(result.data, FederatedData) or "components" in result.summary:
         return {}
     group = torch.tensor([of_client.get(name, -1) for name in result.fed.names])
-    kept = keep_reference(result.algorithm, result.data, torch.arange(len(group)), group)
+    fewest = result.fed.policy.min_group
+    numbers, sizes = group.unique(return_counts=True)
+    group[torch.isin(group, numbers[sizes < fewest])] = -1
+    everyone = torch.arange(len(group))
+    kept = keep_reference(result.algorithm, result.data, everyone, group, own=fewest == 1)
     return {} if kept is None else {"reference.safetensors": kept.write()}
 
 

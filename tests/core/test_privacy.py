@@ -7,15 +7,21 @@ import pytest
 import torch
 from dp_accounting import rdp
 
+import coterie
 from coterie.checks import tiny
 from coterie.core.aggregate import Mean
 from coterie.core.algorithm import find
 from coterie.core.errors import ConfigError, FederationError
 from coterie.core.policy import Policy
 from coterie.core.privacy import Budget, Privacy, spent
+from coterie.data import from_arrays
 from coterie.engines.simulation import Simulation
+from coterie.export import export
+from coterie.report.html.contents import read_contents
+from coterie.report.html.page import render
 from coterie.running.build import Settings
 from coterie.running.loop import resume, run
+from coterie.running.reference import Reference
 
 SECRET = b"0" * 32
 
@@ -139,6 +145,66 @@ def test_groups_that_are_too_small_keep_their_model_and_have_no_figures(tmp_path
     ifca = run(find("ifca").example(problem), problem.data, Settings(2, policy={"min_group": 7}))
     cards = [name for name in ifca.files if name.startswith("model-")]
     assert cards == []
+
+
+def unequal_groups():
+    """Five clients that agree on what labels mean, and two that have them the other way round."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (7, 60), generator=draw)
+    x = torch.randn(7, 60, 2, generator=draw)
+    x[..., 0] += 4 * torch.where(torch.arange(7)[:, None] < 5, y, 1 - y)
+    return from_arrays(list(x), list(y), names=[f"{'ab'[i > 4]}-{i}" for i in range(7)])
+
+
+def test_nothing_of_a_group_that_is_too_small_leaves(tmp_path):
+    fit = coterie.fit(
+        unequal_groups(),
+        "clove",
+        n_groups=2,
+        model="linear",
+        rounds=3,
+        policy={"min_group": 3},
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    assert sorted(len(card["clients"]) for card in fit.cards) == [2, 5]
+    # Those of the other group would tell those of this one: they are what is left of all.
+    assert {card["loss"] for card in fit.cards} == {card["margin"] for card in fit.cards} == {None}
+    assert {"labels", "accuracy", "loss_profile"}.isdisjoint(
+        {name for c in fit.cards for name in c}
+    )
+    for line in fit.rows:
+        assert {line[name] for name in line if name not in ("client", "group", "fits")} == {None}
+    verdict = fit.verdict
+    assert all(line["groups"] is line["one"] is line["alone"] is None for line in verdict.clients)
+    assert not any("gains" in line for line in verdict.clients)
+    assert verdict.per_client  # of all clients
+    assert "why.json" not in fit.files
+    assert set(fit.summary["accuracy"]) == {"mean", "std"}
+    assert not any("worst_decile" in line for line in fit.rounds)
+    kept = Reference.read(fit.files["reference.safetensors"])
+    assert len(kept.labelled.number) == 1
+    assert len(kept.own_labelled.number) == 0
+    assert [name for name in fit.files if name.startswith("model-")] == ["model-0.safetensors"]
+    export(fit, tmp_path / "bundle", "safetensors")
+    assert [path.name for path in (tmp_path / "bundle").glob("group-*")] == ["group-0"]
+    page = render(read_contents(tmp_path / "run"), "page.html")
+    assert "NaN" not in page
+    assert "worst tenth" not in page
+
+
+def test_models_of_single_clients_are_not_exported(tmp_path):
+    fit = coterie.fit(
+        unequal_groups(), "ditto", rounds=1, policy={"min_group": 2}, compare=False, quiet=True
+    )
+    with pytest.raises(ConfigError, match="no model is of so many clients"):
+        export(fit, tmp_path / "bundle", "safetensors")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_rule_that_passes_on_one_model_does_not_fit_small_groups_that_are_hidden():
+    with pytest.raises(ConfigError, match="min_group=3 needs a mean"):
+        Policy(mean="krum", min_group=3)
 
 
 def test_no_noise_is_used_twice():

@@ -26,7 +26,7 @@ from coterie.engines.stacking.chunks import chunk_size
 from coterie.running.build import Description, Run, Settings, check, policy_of
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.files import read
-from coterie.running.final import Result, assignment_of, finish, held_split, mean, some
+from coterie.running.final import Result, assignment_of, finish, held_split, mean, some, spread
 from coterie.running.folder import RECORD, RunFolder, write
 from coterie.running.held_out import HeldOut, rank_units
 from coterie.running.privacy import count_releases, start_budget
@@ -369,9 +369,9 @@ def run_round(
                 algorithm, fed, state, data.task, split=split, support=support, rows=rows
             )
         line |= {"evaluated": number + 1} if fed.defers else {}
-        line |= _summarise(scores["test"])
+        line |= _summarise(scores["test"], fed.policy.min_group)
         if "validation" in scores:
-            line["validation_loss"] = mean(scores["validation"].loss)
+            line["validation_loss"] = mean(scores["validation"].loss, fed.policy.min_group)
         losses = scores[own].rows
         if held is not None and losses is not None:
             held.see(number + 1, scores[own].ids, losses)
@@ -395,17 +395,18 @@ def _evaluate_later(
     number = fed.round + 1
 
     def note(scores: Scores) -> None:
-        late.update({"evaluated": number, **_summarise(scores)})
+        late.update({"evaluated": number, **_summarise(scores, fed.policy.min_group)})
 
     evaluate_later(algorithm, fed, state, kind, note)
 
 
-def _summarise(scores: Scores) -> dict[str, Any]:
-    out: dict[str, Any] = {"loss": mean(scores.loss)}
-    if len(accuracy := some(scores.accuracy)):
-        out["accuracy"] = float(accuracy.mean())
-        out["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
-    if len(agreement := some(scores.agreement)):
+def _summarise(scores: Scores, fewest: int) -> dict[str, Any]:
+    out: dict[str, Any] = {"loss": mean(scores.loss, fewest)}
+    if len(accuracy := some(scores.accuracy)) >= fewest:
+        found = spread(accuracy, fewest)
+        out["accuracy"] = found["mean"]
+        out |= {name: value for name, value in found.items() if name == "worst_decile"}
+    if len(agreement := some(scores.agreement)) >= fewest:
         out["agreement"] = float(agreement.mean())
     return out
 
