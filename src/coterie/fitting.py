@@ -210,7 +210,8 @@ def run_others(
 def _compares(ready: Run) -> bool:
     """Whether a run is compared with others: if it is wanted, and there is a model to train."""
     parts = [getattr(ready.algorithm, name, None) for name in ("model", "local")]
-    return ready.settings.compare and None not in parts and name_of(ready.algorithm) not in GAINS
+    wanted = ready.settings.compare and ready.settings.privacy is None  # each would spend as much
+    return wanted and None not in parts and name_of(ready.algorithm) not in GAINS
 
 
 def count_rounds(ready: Run) -> int:
@@ -281,7 +282,8 @@ def _keep_groups(result: Result) -> dict[str, bytes]:
     of_client = {
         name: card["group"] for card in cards if "odd" not in card for name in card["clients"]
     }
-    if not isinstance(result.data, FederatedData) or "components" in result.summary:
+    known = {"components", "epsilon"} & result.summary.keys()
+    if not isinstance(result.data, FederatedData) or known:
         return {}
     group = torch.tensor([of_client.get(name, -1) for name in result.fed.names])
     fewest = result.fed.policy.min_group
@@ -307,6 +309,11 @@ def verdict_of(
         raise ConfigError(
             f"verdict: the run must be of a method that trains a network per group. {name} does "
             "not. Choose a run of census, clove, ifca or survey."
+        )
+    if ready.settings.privacy is not None:
+        raise ConfigError(
+            "verdict: a run with privacy cannot be compared with other trainings, because each "
+            "would spend as much again. Compare them on data that need no protection."
         )
     ready = replace(ready, settings=replace(ready.settings, compare=True))
     return resume_run(ready, path, progress).verdict

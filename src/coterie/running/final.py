@@ -213,6 +213,8 @@ def _summary(
     summary["policy"] = fed.policy.mean
     if fewest > 1:
         summary["min_group"] = fewest
+    if fed.budget is not None:
+        summary["epsilon"] = round(fed.budget.epsilon, 6)
     if fed.record.counts:
         summary["faults"] = dict(sorted(fed.record.counts.items()))
     if fed.record.aside:
@@ -281,7 +283,7 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     algorithm, data, fed, scores = result.algorithm, result.data, result.fed, result.scores
     counts = None
     # Real clients keep the distribution of their labels to themselves.
-    if data.task == "classification" and isinstance(data, FederatedData):
+    if data.task == "classification" and isinstance(data, FederatedData) and fed.budget is None:
         with fed.aside():
             # Labels need no memory, and clients nobody has asked yet have another than the rest.
             ask = Question(
@@ -362,7 +364,7 @@ def explain_groups(result: Result, parts: str | tuple[Part, ...]) -> dict[str, b
     if isinstance(parts, str):
         parts = USUAL if isinstance(data, FederatedData) else ()
     group = result.evidence.group
-    if not parts or (fed.policy.min_group > 1 and hide_groups(group, fed.policy.min_group)):
+    if not parts or fed.budget is not None or hide_groups(group, fed.policy.min_group):
         return {}
     ids = result.scores.ids
     used, odd = used_groups(result.evidence), torch.isin(ids, result.algorithm.odd(state))

@@ -155,6 +155,13 @@ class RunFolder:
         for name in ("rounds.jsonl", "timings.jsonl"):
             kept = [line for line in self.lines(name) if line["round"] <= rounds]
             text = "".join(json.dumps(line) + "\n" for line in kept)
+            there = [line["round"] for line in kept]
+            if name == "rounds.jsonl" and there != [*range(1, rounds + 1)]:
+                raise DataError(
+                    f"{self.path / name} is damaged: it must have a line for each of the first "
+                    f"{rounds} rounds. Restore it from a copy, or start the run again with "
+                    f"`coterie run {self.path / 'run.json'}`."
+                )
             if (self.path / name).exists():
                 write(self.path / name, text.encode())
 

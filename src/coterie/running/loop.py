@@ -184,13 +184,16 @@ def _attempt(
         folder.record("resumed", round=done)
         fed.begin(done - 1)  # a run that had ended asks its last questions with the same keys
         known = assignment_of(state)
-        if fed.budget is not None:
-            fed.budget.releases = count_releases(folder.lines(), plan)
+        _recall_budget(folder, fed, done)
     else:
         done = 0
+        if not fed.simulated:
+            _recall_budget(folder, fed, done)
         fed.begin(-1)
         state = algorithm.init(fed)
         fed.commit()
+        if folder is not None and fed.budget is not None:
+            folder.record("budget", round=0, releases=fed.budget.releases)
         _freeze(folder, fed)
         known = _note(folder, state, None)
         save_round(folder, 0, state, fed, held, best)
@@ -320,13 +323,18 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
         return
     description = folder.description()
     plan = {**fed.plan, "policy": asdict(fed.policy)}
-    if fed.budget is not None and "releases" not in description.get("plan", {}) and fed.round < 0:
-        plan["releases"] = fed.budget.releases  # before the first round
-    elif "releases" in description.get("plan", {}):
-        plan["releases"] = description["plan"]["releases"]
     if description.get("plan") != plan:
         folder.describe({**description, "plan": plan})
         folder.record("plan", plan=plan)
+
+
+def _recall_budget(folder: RunFolder | None, fed: Federation, done: int) -> None:
+    """Go on with what was spent; with real clients, write down what is spent before it is."""
+    if folder is None or fed.budget is None:
+        return
+    fed.budget.releases = count_releases(folder, done, fed.simulated)
+    if not fed.simulated:
+        fed.budget.note = lambda releases: folder.record("budget", releases=releases)
 
 
 def run_round(
