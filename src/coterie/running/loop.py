@@ -71,8 +71,8 @@ def begin(
         return _run(ready, None, show, replicate)
     folder = RunFolder(out)
     with folder.lock():
-        folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
-        folder.name_clients(ready.data.names)
+        described = {**ready.description, "fingerprint": ready.data.fingerprint()}
+        folder.create(described, ready.data.names)
         return _run(ready, folder, show, replicate)
 
 
