@@ -95,9 +95,11 @@ class RunFolder:
             if part == whole or whole in part.parents:
                 make_folder(part)
         (self.path / RECORD).unlink(missing_ok=True)
-        self.record("begun", run=record.digest(identity(description)), format=FORMAT)
+        begun = {"run": record.digest(identity(description)), "format": FORMAT}
         if names:
             self.name_clients(names)
+            begun["names"] = record.digest(list(names))
+        self.record("begun", **begun)
         self.describe(description)
 
     def lock(self) -> AbstractContextManager[None]:
@@ -115,6 +117,13 @@ class RunFolder:
     def name_clients(self, names: Sequence[str]) -> None:
         """Write names.json, so that an unfinished run can be shown with the names of clients."""
         write(self.path / NAMES, to_json(list(names)))
+
+    def names(self) -> Any:
+        """The content of names.json; None without it."""
+        try:
+            return parse_json(read(self.path / NAMES, JSON), str(self.path / NAMES))
+        except FileNotFoundError:
+            return None
 
     def description(self) -> dict[str, Any]:
         """Read run.json."""
