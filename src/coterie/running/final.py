@@ -69,13 +69,13 @@ def mean(values: Tensor, fewest: int = 1) -> float | None:
     return float(numbers.mean()) if len(numbers) >= max(fewest, 1) else None
 
 
-def spread(accuracy: Tensor, fewest: int) -> dict[str, float]:
+def spread(accuracy: Tensor, fewest: int) -> dict[str, Any]:
     """How the clients' accuracies differ, without what concerns fewer than `fewest` clients."""
-    found: dict[str, float] = {**metrics.spread(accuracy)}
-    if fewest > 1:
-        kept = ("mean", "std", *["worst_decile"] * (len(accuracy) // 10 >= fewest))
-        found = {name: found[name] for name in kept}
-    return found
+    found: dict[str, Any] = dict(metrics.spread(accuracy))
+    single = (
+        {"min", "median"} if len(accuracy) // 10 >= fewest else {"worst_decile", "min", "median"}
+    )
+    return {name: found[name] for name in found if fewest == 1 or name not in single}
 
 
 def finish(

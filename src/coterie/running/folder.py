@@ -95,11 +95,11 @@ class RunFolder:
             if part == whole or whole in part.parents:
                 make_folder(part)
         (self.path / RECORD).unlink(missing_ok=True)
-        begun = {"run": record.digest(identity(description)), "format": FORMAT}
+        entry: dict[str, Any] = {"run": record.digest(identity(description)), "format": FORMAT}
         if names:
             self.name_clients(names)
-            begun["names"] = record.digest(list(names))
-        self.record("begun", **begun)
+            entry["names"] = record.digest(list(names))
+        self.record("begun", **entry)
         self.describe(description)
 
     def lock(self) -> AbstractContextManager[None]:
