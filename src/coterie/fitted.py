@@ -551,7 +551,7 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
             "Why groups differ is not known: this run asked its clients nothing about it. In a "
             f"simulation of this version it is found by: coterie resume {folder}. If the run has "
             'why="nothing", or its clients are real, run it again with --why columns,labels,'
-            "predictions or less."
+            "predictions or less. Runs with a group below min_group do not say it."
         )
     with blame("final/why.json"):
         found = Why.of(files["why.json"], files.get("why_images.safetensors"))

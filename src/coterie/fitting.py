@@ -34,6 +34,7 @@ from coterie.running.verdict import (
     ARMS,
     HEADLINE,
     as_trained,
+    hide_clients,
     instead_of_groups,
     judge,
     rivals_of,
@@ -209,7 +210,8 @@ def run_others(
 def _compares(ready: Run) -> bool:
     """Whether a run is compared with others: if it is wanted, and there is a model to train."""
     parts = [getattr(ready.algorithm, name, None) for name in ("model", "local")]
-    return ready.settings.compare and None not in parts and name_of(ready.algorithm) not in GAINS
+    wanted = ready.settings.compare and ready.settings.privacy is None  # each would spend as much
+    return wanted and None not in parts and name_of(ready.algorithm) not in GAINS
 
 
 def count_rounds(ready: Run) -> int:
@@ -251,6 +253,8 @@ def compare(
         odd = result.summary.get("odd", [])
         instead = instead_of_groups(result.summary, odd, n_groups)
         verdict = judge(arms, rivals_of(result), n_groups, instead, odd)
+        if result.fed.policy.min_group > 1:
+            verdict |= hide_clients(verdict)
         result.files["verdict.json"] = to_json(no_nan(verdict))
         curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
         result.files["curves.json"] = to_json(no_nan(curves))
@@ -278,10 +282,15 @@ def _keep_groups(result: Result) -> dict[str, bytes]:
     of_client = {
         name: card["group"] for card in cards if "odd" not in card for name in card["clients"]
     }
-    if not isinstance(result.data, FederatedData) or "components" in result.summary:
+    known = {"components", "epsilon"} & result.summary.keys()
+    if not isinstance(result.data, FederatedData) or known:
         return {}
     group = torch.tensor([of_client.get(name, -1) for name in result.fed.names])
-    kept = keep_reference(result.algorithm, result.data, torch.arange(len(group)), group)
+    fewest = result.fed.policy.min_group
+    numbers, sizes = group.unique(return_counts=True)
+    group[torch.isin(group, numbers[sizes < fewest])] = -1
+    everyone = torch.arange(len(group))
+    kept = keep_reference(result.algorithm, result.data, everyone, group, own=fewest == 1)
     return {} if kept is None else {"reference.safetensors": kept.write()}
 
 
@@ -300,6 +309,11 @@ def verdict_of(
         raise ConfigError(
             f"verdict: the run must be of a method that trains a network per group. {name} does "
             "not. Choose a run of census, clove, ifca or survey."
+        )
+    if ready.settings.privacy is not None:
+        raise ConfigError(
+            "verdict: a run with privacy cannot be compared with other trainings, because each "
+            "would spend as much again. Compare them on data that need no protection."
         )
     ready = replace(ready, settings=replace(ready.settings, compare=True))
     return resume_run(ready, path, progress).verdict

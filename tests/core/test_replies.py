@@ -29,11 +29,38 @@ def inspect(reply, means=(), **options):
         (11, "sent 11 samples in 'n', but declared 10"),
         (10**18, "sent 1e+18 samples in 'n', but declared 10"),
         (-1, "sent -1 as weight 'n'"),
+        (0, "sent 0 samples in 'n', but declared 10"),
     ],
 )
 def test_counts_fit_what_was_declared(n, why):
-    found = inspect({"n": torch.tensor([1, 10, n, 0, 10**9])})  # the last has declared nothing
+    found = inspect({"n": torch.tensor([1, 10, n, 2, 10**9])})  # the last has declared nothing
     assert found[:2] == ([0, 1, 3, 4], [(2, why)])
+
+
+def test_a_group_or_class_may_have_no_samples():
+    assert inspect({"n": torch.tensor([[0.0, 0.0], *[[0.0, 9.0]] * 4])})[1] == []
+    assert inspect({"n": torch.zeros(5)}, [])[0] == [4]  # the last has declared nothing
+
+
+def test_values_that_nobody_can_have_are_left_out():
+    losses = torch.tensor([[1.0, 2.0], [1e30, 0.0], [-1e30, 1.0], [-1e-6, 3.0], [torch.nan, 1.0]])
+    found = inspect({"losses": losses}, limits={"losses": (0.0, float("inf"))}, strict=False)
+    assert found[:2] == ([0, 1, 3, 4], [(2, "sent -1e+30 in 'losses', which is 0 or more")])
+    shares = torch.tensor([0.0, 1.0, 57.0, torch.nan, 0.5])
+    found = inspect({"accuracy": shares}, limits={"accuracy": (0.0, 1.0)}, strict=False)
+    assert found[:2] == ([0, 1, 3, 4], [(2, "sent 57 in 'accuracy', which is between 0 and 1")])
+
+
+@pytest.mark.parametrize(("loss", "low"), [("cross_entropy", 0.0), (lambda o, b: -b.y, None)])
+def test_a_loss_may_be_negative_if_it_is_the_users_own(loss, low):
+    from coterie.algorithms import IFCA
+    from coterie.core.model import Model
+    from coterie.core.training import LocalSGD
+    from coterie.models import MLP
+
+    method = IFCA(Model(MLP(4, 3, hidden=(2,)), loss), LocalSGD(), n_groups=2)
+    limits = Simulation(ragged(5, 6)).call(method.losses, (), torch.arange(2)).limits
+    assert limits == ({} if low is None else {"losses": (low, float("inf"))})
 
 
 def test_shares_of_samples_may_be_rounded():

@@ -124,6 +124,21 @@ TAMPERS = {
         lambda f: (f / "baselines" / "fedavg" / "summary.json").unlink(),
         "summary.json is missing",
     ),
+    "the end of the record and the results": (
+        lambda f: (
+            _lines(f / "record.jsonl", lambda lines: [x for x in lines if b'"finished"' not in x]),
+            _replace(f / "summary.json", b'"rounds": 4', b'"rounds": 5'),
+        ),
+        "summary.json is there, but the record does not say that it ended",
+    ),
+    "a result that the run did not have": (
+        lambda f: (f / "final" / "why_images.safetensors").write_bytes(b"other"),
+        "why_images.safetensors is not in the record",
+    ),
+    "the names of two clients": (
+        lambda f: (f / "names.json").write_text(json.dumps([*reversed(_names(f))])),
+        "names.json does not have the names the run began with",
+    ),
     "the record removed": (lambda f: (f / "record.jsonl").unlink(), "has no record"),
 }
 
@@ -132,6 +147,10 @@ def _replace(path, old, new):
     data = path.read_bytes()
     assert old in data
     path.write_bytes(data.replace(old, new, 1))
+
+
+def _names(folder):
+    return json.loads((folder / "names.json").read_text())
 
 
 def _lines(path, change):

@@ -11,6 +11,9 @@ from coterie.algorithms.local_only import State
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.memory import Memory
 from coterie.core.training import LocalSGD
+from coterie.report.audit import audit
+from coterie.running import folder as folder_module
+from coterie.running import record
 from coterie.running.folder import SEGMENTS, RunFolder, no_nan, read_json
 from coterie.running.loop import resume, run
 from small_runs import content, ready
@@ -255,3 +258,33 @@ def test_an_empty_folder_and_one_killed_at_birth_may_be_used(tmp_path):
 def test_numbers_json_has_no_word_for_are_null():
     nested = {"a": [float("nan"), 1.0], "b": (float("inf"), {"c": float("-inf")})}
     assert no_nan(nested) == {"a": [None, 1.0], "b": [None, {"c": None}]}
+
+
+@pytest.mark.parametrize("full", ["record.jsonl", "names.json", "run.json"])
+def test_a_run_whose_first_files_did_not_fit_is_begun_anew(full, tmp_path, monkeypatch):
+    folder, names = RunFolder(tmp_path / "run"), ("a", "b")
+    write, append = folder_module.write, record.append
+
+    def no_room(path, *given):
+        if path.name == full:
+            raise DataError("the disk is full")
+        return (append if path.suffix == ".jsonl" else write)(path, *given)
+
+    monkeypatch.setattr("coterie.running.folder.write", no_room)
+    monkeypatch.setattr("coterie.running.record.append", no_room)
+    with pytest.raises(DataError, match="full"):
+        folder.create({}, names)
+    assert not (folder.path / "run.json").exists()  # it is no run, so it need not be resumed
+    monkeypatch.undo()
+    folder.create({}, names)
+    assert audit(folder.path).passed
+    assert json.loads((folder.path / "names.json").read_text()) == list(names)
+
+
+@pytest.mark.parametrize("number", ["2", "0", '"1"', "null", "1" + "0" * 5000])
+def test_a_folder_of_another_version_is_refused(number, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    (folder.path / "run.json").write_text(f'{{"format": {number}}}')
+    with pytest.raises(DataError, match=r"must have format 1|is not JSON"):
+        folder.description()

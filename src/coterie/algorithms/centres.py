@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from coterie.algorithms.components import evidence_of
+from coterie.algorithms.components import place_heard
 from coterie.algorithms.samples import keep_finite, pad_rows, samples
 from coterie.clustering.lloyd import kmeans
 from coterie.core.algorithm import Evidence
@@ -63,5 +63,5 @@ def place_by_shares(
     fed: Federation, divide: Callable[..., Any], centres: Tensor, ids: Ids
 ) -> Evidence:
     """Place clients by the samples of each centre, which the task `divide` counts."""
-    _, reply = fed.map(divide, centres, to=ids)
-    return evidence_of(reply["n"] / reply["n"].sum(1, keepdim=True))
+    heard, reply = fed.map(divide, centres, to=ids)
+    return place_heard(ids, heard, reply["n"] / reply["n"].sum(1, keepdim=True))

@@ -191,7 +191,7 @@ class CLoVE(Algorithm):
     def profiles(self, state: State) -> Tensor:
         return state.centroids
 
-    @task(phase="cluster")
+    @task(phase="cluster", losses=("losses",))
     def losses(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
         return {"losses": self.model.probe(common.whole_models(shared, models), client.train)}
 

@@ -39,3 +39,12 @@ def report_counts(shares: Tensor, size: Tensor) -> ComponentShares:
     errors = (shares * (1 - shares) / size[:, None].clamp(min=1)).sqrt()
     evidence = {"n_components": shares.shape[1], "estimate": "count"}
     return ComponentShares(shares, errors, {"count": shares}, evidence)
+
+
+def place_heard(asked: Ids, heard: Ids, shares: Tensor) -> Evidence:
+    """Place the clients that answered by their shares [m, k]; others are in no component."""
+    found, answered = evidence_of(shares), torch.isin(asked, heard)
+    nothing = torch.full((len(asked),), torch.nan, dtype=shares.dtype)
+    group = torch.full((len(asked),), -1).masked_scatter(answered, found.group)
+    margin = nothing.masked_scatter(answered, found.margin)
+    return Evidence(group, margin, nothing, torch.ones_like(answered))

@@ -139,7 +139,7 @@ class IFCA(Algorithm):
         # lines 9 (gradient) and 11, 18-20 (local update)
         return {**common.train_own(self.model, learn, client, shared, own), **n}
 
-    @task(phase="cluster")
+    @task(phase="cluster", losses=("losses",))
     def losses(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
         return {"losses": self.model.probe(common.whole_models(shared, models), client.train)}
 

@@ -17,7 +17,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from coterie.algorithms.components import evidence_of
+from coterie.algorithms.components import place_heard
 from coterie.algorithms.samples import (
     closeness,
     keep_finite,
@@ -81,11 +81,11 @@ class KFed(Algorithm):
         return state
 
     def place(self, fed: Federation, state: State, ids: Ids) -> tuple[State, Evidence]:
-        ids, reply = keep_finite("KFed", *fed.map(self.cluster, to=ids))
-        state = self.group(fed, state, ids, reply)
-        held = state.members[ids][:, :, None] == torch.arange(self.n_clusters)
+        heard, reply = keep_finite("KFed", *fed.map(self.cluster, to=ids))
+        state = self.group(fed, state, heard, reply)
+        held = state.members[heard][:, :, None] == torch.arange(self.n_clusters)
         share = (held * reply["n"][:, :, None]).sum(1) / reply["n"].sum(1, keepdim=True)
-        return state, evidence_of(share)
+        return state, place_heard(ids, heard, share)
 
     def group(self, fed: Federation, state: State, ids: Ids, reply: dict[str, Any]) -> State:
         """Algorithm 2; clusters of clients that join later are added to the nearest group."""

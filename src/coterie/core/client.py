@@ -126,6 +126,8 @@ class TaskInfo(NamedTuple):
     home: bool = False  # a real client also passes its folder
     finite: bool = True  # False: some values of a reply may be nan or infinite
     samples: tuple[str, ...] = ()  # parts of a reply, besides "n", that are numbers of samples
+    losses: tuple[str, ...] = ()  # parts that are means of the model's loss, or the loss of rows
+    shares: tuple[str, ...] = ()  # parts that lie between 0 and 1
     steady: bool = False  # the keys of clients are the same in every round
     reveals: str = ""  # what a reply tells about single classes or rows; nodes refuse to send it
 
@@ -137,7 +139,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 def task(function: F) -> F: ...
 @overload
 def task(
-    *, stackable: bool = ..., phase: str = ..., finite: bool = ..., reveals: str = ...
+    *,
+    stackable: bool = ...,
+    phase: str = ...,
+    finite: bool = ...,
+    losses: tuple[str, ...] = ...,
+    reveals: str = ...,
 ) -> Callable[[F], F]: ...
 def task(
     function: Any = None,
@@ -145,6 +152,7 @@ def task(
     stackable: bool = True,
     phase: str = "train",
     finite: bool = True,
+    losses: tuple[str, ...] = (),
     reveals: str = "",
 ) -> Any:
     """Mark a method `(self, client, *given) -> dict | Reply` as work of one client.
@@ -160,6 +168,9 @@ def task(
     finite
         False if a reply may have values that are nan or infinite. Otherwise such a reply is left
         out and its client named, unless half of the replies are like that.
+    losses
+        Parts of the reply that are losses of the method's model. If its loss is one of ours, which
+        are never negative, a reply with a negative one is left out.
     reveals
         What a reply tells about single classes or rows, such as "label counts". Real clients
         refuse such a task unless their owner allows it.
@@ -167,7 +178,7 @@ def task(
 
     def mark(function: F) -> F:
         function.__task__ = TaskInfo(  # type: ignore[attr-defined]
-            function.__name__, stackable, phase, finite=finite, reveals=reveals
+            function.__name__, stackable, phase, finite=finite, losses=losses, reveals=reveals
         )
         return function
 

@@ -68,6 +68,15 @@ class Call(NamedTuple):
         return getattr(self.task, "__self__", None)
 
     @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """The smallest and largest value that parts of a reply can have."""
+        out = dict.fromkeys(self.info.shares, (0.0, 1.0))
+        loss = getattr(getattr(self.owner, "model", None), "loss", "")
+        if isinstance(loss, str) and getattr(self.owner, "supervised", False):  # a loss of ours
+            out |= dict.fromkeys(self.info.losses, (0.0, float("inf")))
+        return out
+
+    @property
     def name(self) -> str:
         """Method and task, for messages."""
         asked = self.task.function if isinstance(self.task, Question) else self.task
@@ -325,7 +334,7 @@ class Federation(ABC):
         if evaluation and call.info.split is None:  # perhaps on rows that are not the client's own
             declared = torch.full_like(declared, -1)
         strict = call.info.finite and not evaluation
-        inspector = Inspector(means, declared, call.info.samples, strict)
+        inspector = Inspector(means, declared, call.info.samples, strict, call.limits)
         positions, parts, sizes = [], [], {}
         for position, reply in self.exchange(call) if len(call.ids) else ():
             sizes = {name: n_bytes(part) // max(len(position), 1) for name, part in reply.items()}

@@ -7,6 +7,7 @@ from annotated_types import Ge, Gt, Lt
 
 from coterie.core.aggregate import Averaging, HeldMean, Mean, RunningMean
 from coterie.core.config import check_fields, construct
+from coterie.core.errors import ConfigError
 
 Rule = Literal[
     "plain", "clipped", "trimmed", "median", "geometric_median", "krum", "centred_clipping"
@@ -47,7 +48,7 @@ class Policy:
         After this number of faulty replies a client is asked no more.
     min_group
         A mean of fewer clients is not passed on: the group keeps its model. The result has no
-        model and no figures of such groups.
+        model and no figures of such groups, nor of single clients.
     tell
         Warn if a group has too few replies for the rule, and the plain mean is taken. Methods that
         have a rule of their own do not.
@@ -63,6 +64,11 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.min_group > 1 and self.mean == "krum":
+            raise ConfigError(
+                f'policy: min_group={self.min_group} needs a mean. "krum" passes on the model of '
+                'one client. Choose "geometric_median", for example.'
+            )
 
     def average(self, mean: Mean, owner: str) -> Averaging:
         """Begin to take a mean; `owner` names the task in messages."""

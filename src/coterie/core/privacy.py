@@ -9,7 +9,7 @@ The server is trusted: it sees replies before the noise, and the noise protects 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ from coterie.core.config import check_fields
 from coterie.core.errors import ConfigError, FederationError
 from coterie.core.policy import Policy
 from coterie.core.replies import SAMPLES
-from coterie.core.tree import Tree, tree_map
+from coterie.core.tree import Tree, leaves, tree_map
 
 
 class BudgetSpent(FederationError):
@@ -96,7 +96,8 @@ class Budget:
     privacy
         What the user asked for.
     secret
-        Noise is a function of it and of the number of the release. Who knows it can remove the
+        Noise is a function of it, of the number of the release and of what is released, so that a
+        resumed run has the same noise, and other answers never do. Who knows it can remove the
         noise: it must stay with the server.
     """
 
@@ -104,6 +105,7 @@ class Budget:
         self.privacy, self._secret = privacy, secret
         self.releases = 0
         self.used_up = False
+        self.note: Callable[[int], None] | None = None  # hears of releases before they are made
         spent(privacy.noise, 1, privacy.delta)  # says at once if the package is missing
 
     @property
@@ -132,6 +134,8 @@ class Budget:
                 f"{after:.3g}"
             )
         self.releases += releases
+        if self.note is not None:
+            self.note(self.releases)
 
     def blur_mean(self, mean: Tree, members: Tensor, bank: bool, *number: int) -> Tree:
         """A mean with noise; rows that no client has trained are unchanged.
@@ -148,12 +152,12 @@ class Budget:
         """
         scale = self.privacy.noise * self.privacy.clip
         width = torch.where(members > 0, scale / members.clamp(min=1), 0.0)
-        part = iter(range(10**6))
+        part, content = iter(range(10**6)), _digest(leaves(mean))
 
         def blur(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
                 return leaf
-            noise = self.draw(leaf.shape, *number, next(part))
+            noise = self.draw(leaf.shape, content, *number, next(part))
             each = width.reshape(-1, *(1,) * (leaf.ndim - 1)) if bank else width[0]
             return (leaf.double() + each * noise).to(leaf.dtype)
 
@@ -181,12 +185,13 @@ class Budget:
         whole = torch.cat(flat, 1)  # [m, d]
         length = whole.norm(dim=1, keepdim=True).clamp(min=1e-300)
         whole = whole * (self.privacy.answers / length).clamp(max=1.0)
-        whole = whole + self.privacy.noise * self.privacy.answers * self.draw(whole.shape, number)
+        noise = self.draw(whole.shape, _digest([whole]), number)
+        whole = whole + self.privacy.noise * self.privacy.answers * noise
         for name, part in zip(places, whole.split([f.shape[1] for f in flat], 1), strict=True):
             out[name] = part.reshape(reply[name].shape).to(reply[name].dtype)
         return out
 
-    def draw(self, shape: Sequence[int], *labels: int) -> Tensor:
+    def draw(self, shape: Sequence[int], *labels: int | str) -> Tensor:
         """Normal numbers that nobody can predict without the secret."""
         count = int(torch.Size(shape).numel())
         text = ",".join(map(str, labels)).encode()
@@ -195,6 +200,12 @@ class Budget:
         uniform = ((words >> 11) & ((1 << 53) - 1)).double() if count else words.double()
         normal: Tensor = torch.special.ndtri((uniform + 0.5) / 2**53)
         return normal.reshape(tuple(shape))
+
+
+def _digest(values: Sequence[Tensor]) -> str:
+    """What is released, before the noise: with the same labels other values get other noise."""
+    parts = [leaf.detach().cpu().double().numpy().tobytes() for leaf in values]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def answers_count(reply: dict[str, Any], samples: tuple[str, ...]) -> int:

@@ -26,6 +26,8 @@ def question(
     home: bool = False,
     finite: bool = True,
     samples: tuple[str, ...] = (),
+    losses: tuple[str, ...] = (),
+    shares: tuple[str, ...] = (),
     steady: bool = False,
     reveals: str | Callable[[Mapping[str, Any]], str] = "",
 ) -> Callable[[F], F]:
@@ -47,6 +49,10 @@ def question(
     samples
         Names in the reply, besides "n", of numbers of samples. They are checked against what the
         client declared when it joined.
+    losses
+        As in `task`.
+    shares
+        Names in the reply of values between 0 and 1.
     steady
         Clients draw the same numbers in whichever round they are asked.
     reveals
@@ -56,7 +62,15 @@ def question(
     def register(function: F) -> F:
         label = key or function.__name__
         function.__question__ = TaskInfo(  # type: ignore[attr-defined]
-            label, stackable, phase, home=home, finite=finite, samples=samples, steady=steady
+            label,
+            stackable,
+            phase,
+            home=home,
+            finite=finite,
+            samples=samples,
+            losses=losses,
+            shares=shares,
+            steady=steady,
         )
         function.__reveals__ = reveals  # type: ignore[attr-defined]
         QUESTIONS[f"{function.__module__}:{function.__name__}"] = function

@@ -1,10 +1,11 @@
 """Checks of replies before they count, and the record of those that were left out.
 
 A reply is faulty if it does not have the names, types and shapes that its task sends; if a value is
-not finite, or a million times larger than usual; if it counts more samples than the client declared
-when it joined, or less than none; or if it names a group that does not exist. A faulty reply is
-left out as a whole, and the client is named. If half of all replies to a call are not finite, the
-models have diverged, and nobody is to blame.
+not finite, a million times larger than usual, or one that no client can have, such as a negative
+loss or an accuracy above 1; if it counts more samples than the client declared when it joined, less
+than none, or none although it has declared some; or if it names a group that does not exist. A
+faulty reply is left out as a whole, and the client is named. If half of all replies to a call are
+not finite, the models have diverged, and nobody is to blame. Large losses are honest, too.
 """
 
 import warnings
@@ -102,6 +103,8 @@ class Inspector:
         Further names of numbers of samples.
     strict
         Whether all values must be finite, or only those that are averaged.
+    limits
+        Smallest and largest value of some parts.
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class Inspector:
         sizes: Tensor,
         samples: Sequence[str] = (),
         strict: bool = True,
+        limits: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.means, self.sizes, self.strict = means, sizes, strict
+        self.limits = limits or {}
         weights = {mean.weight for mean in means if mean.weight is not None}
         named = {w for w in weights if w == "counts" or w.startswith(f"{SAMPLES}_")}
         self.samples = {SAMPLES, *samples, *named}
@@ -132,6 +137,9 @@ class Inspector:
         for mean in self.means:
             if isinstance(mean.by, str) and mean.by in reply:
                 good &= self._check_group(mean, reply[mean.by], position)
+        for name, limits in self.limits.items():
+            if isinstance(reply.get(name), Tensor):
+                good &= self._check_limits(name, *limits, reply[name], position)
         finite = self._find_finite(reply, len(position))
         for mean in self.means:
             if mean.leaf in reply:
@@ -165,7 +173,9 @@ class Inspector:
         least, total = flat.amin(1), flat.sum(1)
         most = self.sizes[position].double()
         known = (most >= 0) & (name in self.samples)
-        bad = (least < 0) | (known & (total > most * (1 + ROUNDING)))
+        # One number: all samples of the client, and not those of some groups or classes.
+        none = (total == 0) & (most > 0) & (name == SAMPLES and count.ndim == 1)
+        bad = (least < 0) | none | (known & (total > most * (1 + ROUNDING)))
         if not bool(bad.any()):
             return ~bad
 
@@ -175,6 +185,21 @@ class Inspector:
             return f"sent {float(total[i]):g} samples in '{name}', but declared {int(most[i])}"
 
         return self._note(bad, position, say)
+
+    def _check_limits(
+        self, name: str, low: float, high: float, value: Tensor, position: Tensor
+    ) -> Tensor:
+        flat = value.reshape(len(value), -1)
+        # Not a number lies in all limits: whether values must be finite is another question.
+        wrong = (flat < low - ROUNDING) | (flat > high + ROUNDING)
+        if not bool(wrong.any()):
+            return ~wrong.any(1)
+        above = f"between {low:g} and {high:g}" if high < float("inf") else f"{low:g} or more"
+        return self._note(
+            wrong.any(1),
+            position,
+            lambda i: f"sent {float(flat[i][wrong[i]][0]):.3g} in '{name}', which is {above}",
+        )
 
     def _check_group(self, mean: Mean, group: Tensor, position: Tensor) -> Tensor:
         k = n_rows(mean.around) if leaves(mean.around) else 1

@@ -269,7 +269,7 @@ class Remote(Federation):
         sizes = torch.tensor([n_bytes(reply) for reply in replies])
         self.traffic.add(call.phase, "up", call.ids[places], sizes)
         declared = self.declared(call.info.split or "train")[call.ids]
-        inspector = Inspector((), declared, call.info.samples, strict=False)
+        inspector = Inspector((), declared, call.info.samples, False, call.limits)
         places, reply = inspector.check(places, stack(replies))
         for place, why in inspector.faults:
             self.note_fault(int(call.ids[place]), call.name, why)

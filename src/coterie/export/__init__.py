@@ -53,10 +53,11 @@ def export(fit: "Fitted", to: str | Path, format: Format = "onnx", licence: str 
         raise ConfigError("export: inputs of several parts cannot be exported yet.")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"export: {to} exists and is not empty. Choose another folder.")
+    wanted = list_models(fit)
     to.mkdir(parents=True, exist_ok=True)
     x = sample_inputs(fit, ROWS)
     models, differences = [], {}
-    for model in list_models(fit):
+    for model in wanted:
         folder = to / model["name"]
         folder.mkdir()
         network = Network(fit, model["client"]).eval()
@@ -103,7 +104,15 @@ def export(fit: "Fitted", to: str | Path, format: Format = "onnx", licence: str 
 
 def list_models(fit: "Fitted") -> list[dict[str, Any]]:
     """The models to export: one per group, or one per client where every client has its own."""
-    if fit.summary.get("personal") or _own_models(fit):
+    fewest = int(fit.summary.get("min_group", 1))
+    own = fit.summary.get("personal") or _own_models(fit)
+    cards = [card for card in fit.cards if len(card["clients"]) >= fewest]
+    if (own and fewest > 1) or not cards:
+        raise ConfigError(
+            f"export: the run has min_group={fewest}, and no model is of so many clients. There is "
+            "nothing to export."
+        )
+    if own:
         groups = {row["client"]: row["group"] for row in fit.rows}
         return [
             {"name": f"client-{i}", "client": name, "group": groups.get(name), "clients": [name]}
@@ -120,7 +129,7 @@ def list_models(fit: "Fitted") -> list[dict[str, Any]]:
             "accuracy": card.get("accuracy"),
             "labels": card.get("labels"),
         }
-        for card in fit.cards
+        for card in cards
     ]
 
 

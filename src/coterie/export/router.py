@@ -72,7 +72,10 @@ def find_router(fit: "Fitted") -> tuple[Drawn, Known, bool] | None:
         return None
     seed, known = getattr(fit.state, "seed", None), getattr(fit.state, "known", None)
     groups = {card["model"]: card["group"] for card in fit.cards if "odd" not in card}
-    if seed is None or not isinstance(known, Known) or not len(known.number):
+    if "epsilon" in fit.summary:  # what is known of the groups has no noise
+        return None
+    small = "min_group" in fit.summary  # the state also knows groups that are too small
+    if seed is None or not isinstance(known, Known) or not len(known.number) or small:
         if "reference.safetensors" not in fit.files:
             return None
         kept = Reference.read(fit.files["reference.safetensors"])

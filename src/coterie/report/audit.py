@@ -127,7 +127,7 @@ def _replay(
         elif kind == "saved":
             saved |= entry["files"]
         elif kind == "finished":
-            done = entry
+            done = {**entry, "names": {*done.get("names", ()), *entry["files"]}}
         if moved:
             undo.append((number, {c: found.assignment.get(c) for c in moved}))
             found.assignment |= moved
@@ -139,6 +139,8 @@ def _replay(
         raise DataError(f"{folder.path} has no record ({RECORD}), so nothing can be verified.")
     if expect is not None and expect not in hashes:
         found.faults.append(f"The record does not contain the expected hash {expect}.")
+    if "names" in begun and begun["names"] != record.digest(folder.names()):
+        found.faults.append("names.json does not have the names the run began with.")
     if begun.get("run") != record.digest(identity(description)):
         found.faults.append("run.json is not the one the run began with.")
     if "plan" in description and not kinds["copied"] and plan != description["plan"]:
@@ -193,7 +195,12 @@ def _compare_files(
         _compare(folder.checkpoints / name, checksum, found, must=False)
     if not done:
         found.notes.append("The run is not finished.")
+        if (folder.path / "summary.json").exists():
+            found.faults.append("summary.json is there, but the record does not say that it ended.")
         return
+    there = {path.name.removesuffix(".part") for path in folder.final.glob("*")}
+    for name in sorted(there - done["names"] - {"manifest.json"}):
+        found.faults.append(f"{folder.final / name} is not in the record.")
     _compare(folder.path / "summary.json", done["summary"], found)
     for name, checksum in done["files"].items():
         _compare(folder.final / name, checksum, found)

@@ -412,6 +412,8 @@ def verdict_picture(verdict: Verdict, out: str | Path) -> Path:
     """Mean gains with their intervals, and every client's gain in the first comparison."""
     if not verdict.per_client:
         raise ConfigError(f"Picture: there is no verdict to draw yet. {verdict.why}")
+    if all(line["groups"] is None for line in verdict.clients):
+        raise ConfigError("Picture: a run with min_group has no figures of single clients.")
     return paper.draw(lambda: _figure(verdict), out)
 
 

@@ -156,6 +156,11 @@ class Settings:
         check_fields(self)
         as_policy(self.policy)
         self.as_privacy()
+        if self.privacy is not None and max(self.restarts, self.replicates) > 1:
+            raise ConfigError(
+                "Settings: with privacy there is one training, because each spends the budget. Got "
+                f"restarts={self.restarts}, replicates={self.replicates}. Leave both out."
+            )
         if self.engine != "ray" and (self.shards or self.address):
             raise ConfigError(
                 f'Settings: shards and address belong to engine="ray". Got engine="{self.engine}".'

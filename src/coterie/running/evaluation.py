@@ -45,7 +45,13 @@ def _reveal_rows(arguments: Mapping[str, Any]) -> str:
     return "the loss of each row" if arguments.get("rows") else ""
 
 
-@question(phase="evaluation", key=KEY, reveals=_reveal_rows)
+@question(
+    phase="evaluation",
+    key=KEY,
+    losses=("loss", "rows"),
+    shares=("accuracy",),
+    reveals=_reveal_rows,
+)
 def score(
     algorithm: Algorithm, client: Client, given: Tree, test: Batch, *, kind: str, rows: int = 0
 ) -> dict[str, Tensor]:

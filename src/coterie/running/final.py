@@ -63,10 +63,19 @@ def some(values: Tensor) -> Tensor:
     return values[~values.isnan()]
 
 
-def mean(values: Tensor) -> float | None:
-    """Their mean; None if there are none."""
+def mean(values: Tensor, fewest: int = 1) -> float | None:
+    """The mean of those that are numbers; None if they are fewer than `fewest`."""
     numbers = some(values)
-    return float(numbers.mean()) if len(numbers) else None
+    return float(numbers.mean()) if len(numbers) >= max(fewest, 1) else None
+
+
+def spread(accuracy: Tensor, fewest: int) -> dict[str, Any]:
+    """How the clients' accuracies differ, without what concerns fewer than `fewest` clients."""
+    found: dict[str, Any] = dict(metrics.spread(accuracy))
+    single = (
+        {"min", "median"} if len(accuracy) // 10 >= fewest else {"worst_decile", "min", "median"}
+    )
+    return {name: found[name] for name in found if fewest == 1 or name not in single}
 
 
 def finish(
@@ -161,7 +170,7 @@ def _summary(
     scores: Scores,
     train: Scores,
 ) -> dict[str, Any]:
-    oracle = Oracle(algorithm, fed, state, data)
+    oracle, fewest = Oracle(algorithm, fed, state, data), fed.policy.min_group
     ari = [line.get("ari") for line in lines]
     phases: dict[str, dict[str, int]] = {}
     for (phase, direction), amount in fed.traffic.totals.items():
@@ -170,14 +179,14 @@ def _summary(
         "algorithm": name_of(algorithm),
         "rounds": len(lines),
         "clients": len(scores.ids),
-        "loss": mean(scores.loss),
-        "train_loss": mean(train.loss),
+        "loss": mean(scores.loss, fewest),
+        "train_loss": mean(train.loss, fewest),
         "personal": type(algorithm).personalise is not Algorithm.personalise,
     }
-    if len(accuracy := some(scores.accuracy)):
-        summary["accuracy"] = metrics.spread(accuracy)
-    if len(agreement := some(scores.agreement)):
-        summary["agreement"] = metrics.spread(agreement)
+    if len(accuracy := some(scores.accuracy)) >= fewest:
+        summary["accuracy"] = spread(accuracy, fewest)
+    if len(agreement := some(scores.agreement)) >= fewest:
+        summary["agreement"] = spread(agreement, fewest)
     if hasattr(state, "members"):
         summary["components"] = int(state.members.max()) + 1
     if hasattr(state, "assignment"):
@@ -193,7 +202,7 @@ def _summary(
         summary["evidence"] = no_nan([curve._asdict() for curve in curves])
     if (mixture := oracle.mixture()) is not None:
         summary["mixture"] = no_nan(mixture)
-        if len(own := some(train.accuracy)):
+        if len(own := some(train.accuracy)) >= fewest:
             summary["train_accuracy"] = float(own.mean())
     distance = oracle.parameter_distance()
     if distance is not None:
@@ -202,6 +211,10 @@ def _summary(
     summary["traffic"] = phases
     summary["abandoned_rounds"] = sum("abandoned" in line for line in lines)
     summary["policy"] = fed.policy.mean
+    if fewest > 1:
+        summary["min_group"] = fewest
+    if fed.budget is not None:
+        summary["epsilon"] = round(fed.budget.epsilon, 6)
     if fed.record.counts:
         summary["faults"] = dict(sorted(fed.record.counts.items()))
     if fed.record.aside:
@@ -270,7 +283,7 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
     algorithm, data, fed, scores = result.algorithm, result.data, result.fed, result.scores
     counts = None
     # Real clients keep the distribution of their labels to themselves.
-    if data.task == "classification" and isinstance(data, FederatedData):
+    if data.task == "classification" and isinstance(data, FederatedData) and fed.budget is None:
         with fed.aside():
             # Labels need no memory, and clients nobody has asked yet have another than the rest.
             ask = Question(
@@ -279,14 +292,17 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
                 {"n_classes": data.n_outputs},
                 stackable=algorithm.supervised,
             )
-            _, reply = fed.map(ask, to=scores.ids)
-        counts = reply["counts"].double()
+            heard, reply = fed.map(ask, to=scores.ids, at_least=0)
+        counts = torch.zeros(len(scores.ids), data.n_outputs, dtype=torch.float64)
+        if len(heard):  # a client that is asked no more has no counts
+            counts[torch.isin(scores.ids, heard)] = reply["counts"].double()
     classes = data.classes or [str(c) for c in range(data.n_outputs)]
     profiles = algorithm.profiles(result.state)
     cards = []
     used = used_groups(result.evidence)
     # A client that is trained alone has a model of its own, after those of the groups.
-    odd = algorithm.odd(result.state)
+    odd, fewest = algorithm.odd(result.state), fed.policy.min_group
+    hidden = hide_groups(result.evidence.group, fewest)
     shown = used[: 0 if profiles is None else int((used < len(profiles)).sum())]
     for number, group in enumerate(used.tolist()):
         member = result.evidence.group == group
@@ -295,14 +311,14 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             "group": number,
             "model": group,  # its row in the state
             "clients": [fed.names[i] for i in scores.ids[member].tolist()],
-            "loss": mean(scores.loss[member]),
+            "loss": mean(scores.loss[member], fewest),
             "margin": float(margins.median()) if len(margins) else None,
         }
         if bool(torch.isin(scores.ids[member], odd).all()):
             one["odd"] = True  # a client on its own, and no group
         if data.task == "classification":
-            one["accuracy"] = mean(scores.accuracy[member])
-        if counts is not None:
+            one["accuracy"] = mean(scores.accuracy[member], fewest)
+        if counts is not None and bool(counts[member].any()):
             shares = counts[member].sum(0) / counts[member].sum()
             one["labels"] = dict(zip(map(str, classes), shares.tolist(), strict=True))
         if profiles is not None and number < len(shown) and not profiles[group].isnan().any():
@@ -311,11 +327,32 @@ def group_cards(result: Result) -> list[dict[str, Any]]:
             one["loss_profile"] = profiles[group][shown].tolist()
             if not bool(apart.isnan().all()):
                 one["nearest"] = int(torch.where(apart.isnan(), torch.inf, apart).argmin())
-        if int(member.sum()) < fed.policy.min_group:
-            known = ("group", "model", "clients", "margin", "odd")
-            one = {name: one[name] for name in known if name in one} | {"loss": None}
+        if group in hidden:
+            known = ("group", "model", "clients", "odd")
+            one = {name: one[name] for name in known if name in one} | {
+                "margin": None,
+                "loss": None,
+            }
         cards.append(one)
     return cards
+
+
+def hide_groups(group: Tensor, fewest: int) -> set[int]:
+    """Groups whose figures are not shown: those of fewer clients, and no remainder that small.
+
+    Figures of all clients less those of the other groups are those of the groups that are left out.
+
+    >>> sorted(hide_groups(torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, -1]), 3))
+    [1, 2]
+    """
+    sizes = torch.bincount(group[group >= 0])
+    order = [int(one) for one in sizes.argsort(stable=True) if int(sizes[one])]
+    hidden = {one for one in order if int(sizes[one]) < fewest}
+    left = int(sum(sizes[one] for one in hidden))
+    rest = [one for one in order if one not in hidden]
+    if 0 < left < fewest and rest:
+        hidden.add(rest[0])
+    return hidden
 
 
 def explain_groups(result: Result, parts: str | tuple[Part, ...]) -> dict[str, bytes]:
@@ -326,7 +363,8 @@ def explain_groups(result: Result, parts: str | tuple[Part, ...]) -> dict[str, b
     data, fed, state = result.data, result.fed, result.state
     if isinstance(parts, str):
         parts = USUAL if isinstance(data, FederatedData) else ()
-    if not parts:
+    group = result.evidence.group
+    if not parts or fed.budget is not None or hide_groups(group, fed.policy.min_group):
         return {}
     ids = result.scores.ids
     used, odd = used_groups(result.evidence), torch.isin(ids, result.algorithm.odd(state))
@@ -388,6 +426,8 @@ def list_clients(result: Result) -> list[dict[str, Any]]:
     used = used_groups(evidence)
     has_place = (evidence.group >= 0).tolist()
     mixture = result.algorithm.mixture(result.state, scores.ids)
+    if single := result.fed.policy.min_group > 1:  # nothing about a single client
+        score, mixture = score * torch.nan, None
 
     def shares(i: int) -> dict[str, Any]:
         """Shares of components with their standard errors, for methods that estimate them."""
@@ -404,9 +444,9 @@ def list_clients(result: Result) -> list[dict[str, Any]]:
         {
             "client": result.fed.names[client],
             "group": int(torch.searchsorted(used, evidence.group[i])) if has_place[i] else -1,
-            "margin": float(evidence.margin[i]),
+            "margin": float("nan") if single else float(evidence.margin[i]),
             "fits": bool(evidence.fits[i]),
-            column: float(score[i]) if result.fed.policy.min_group == 1 else float("nan"),
+            column: float(score[i]),
             **shares(i),
         }
         for i, client in enumerate(scores.ids.tolist())

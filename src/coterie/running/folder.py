@@ -78,10 +78,12 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoint"
         self.final = self.path / "final"
 
-    def create(self, description: dict[str, Any]) -> None:
+    def create(self, description: dict[str, Any], names: Sequence[str] = ()) -> None:
         """Start a run; an existing one is never overwritten."""
-        # What a run leaves that was killed before its first file stands is no run.
-        begun = [self.path / "run.json.part"]
+        # What a run leaves that ended before run.json, its last file, is no run.
+        files = (RECORD, NAMES, "run.json")
+        begun = [self.path / (name + end) for name in files for end in ("", ".part")]
+        begun.remove(self.path / "run.json")
         if self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - set(begun)):
             raise ConfigError(
                 f"Run folder {self.path} exists and is not empty. Continue it with "
@@ -92,8 +94,13 @@ class RunFolder:
         for part in reversed([self.path, *self.path.parents]):
             if part == whole or whole in part.parents:
                 make_folder(part)
+        (self.path / RECORD).unlink(missing_ok=True)
+        entry: dict[str, Any] = {"run": record.digest(identity(description)), "format": FORMAT}
+        if names:
+            self.name_clients(names)
+            entry["names"] = record.digest(list(names))
+        self.record("begun", **entry)
         self.describe(description)
-        self.record("begun", run=record.digest(identity(description)), format=FORMAT)
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other processes from writing to the run, also to the runs it is part of."""
@@ -111,10 +118,23 @@ class RunFolder:
         """Write names.json, so that an unfinished run can be shown with the names of clients."""
         write(self.path / NAMES, to_json(list(names)))
 
+    def names(self) -> Any:
+        """The content of names.json; None without it."""
+        try:
+            return parse_json(read(self.path / NAMES, JSON), str(self.path / NAMES))
+        except FileNotFoundError:
+            return None
+
     def description(self) -> dict[str, Any]:
         """Read run.json."""
         refuse_links(self.whole, self.path)
-        return read_json(self.path / "run.json")
+        found = read_json(self.path / "run.json")
+        if found.get("format", FORMAT) != FORMAT:
+            raise DataError(
+                f"{self.path / 'run.json'} must have format {FORMAT}. Got "
+                f"{str(found['format'])[:20]}, of another version of Coterie. Use that version."
+            )
+        return found
 
     # what happened
 
@@ -155,6 +175,13 @@ class RunFolder:
         for name in ("rounds.jsonl", "timings.jsonl"):
             kept = [line for line in self.lines(name) if line["round"] <= rounds]
             text = "".join(json.dumps(line) + "\n" for line in kept)
+            there = [line["round"] for line in kept]
+            if name == "rounds.jsonl" and there != [*range(1, rounds + 1)]:
+                raise DataError(
+                    f"{self.path / name} is damaged: it must have a line for each of the first "
+                    f"{rounds} rounds. Restore it from a copy, or start the run again with "
+                    f"`coterie run {self.path / 'run.json'}`."
+                )
             if (self.path / name).exists():
                 write(self.path / name, text.encode())
 

@@ -27,7 +27,7 @@ from coterie.engines.stacking.chunks import chunk_size
 from coterie.running.build import Description, Run, Settings, check, policy_of
 from coterie.running.evaluation import Scores, evaluate, evaluate_later
 from coterie.running.files import read
-from coterie.running.final import Result, assignment_of, finish, held_split, mean, some
+from coterie.running.final import Result, assignment_of, finish, held_split, mean, some, spread
 from coterie.running.folder import RECORD, RunFolder, write
 from coterie.running.held_out import HeldOut, rank_units
 from coterie.running.privacy import count_releases, start_budget
@@ -72,8 +72,8 @@ def begin(
         return _run(ready, None, show, replicate)
     folder = RunFolder(out)
     with folder.lock():
-        folder.create({**ready.description, "fingerprint": ready.data.fingerprint()})
-        folder.name_clients(ready.data.names)
+        described = {**ready.description, "fingerprint": ready.data.fingerprint()}
+        folder.create(described, ready.data.names)
         return _run(ready, folder, show, replicate)
 
 
@@ -185,13 +185,16 @@ def _attempt(
         folder.record("resumed", round=done)
         fed.begin(done - 1)  # a run that had ended asks its last questions with the same keys
         known = assignment_of(state)
-        if fed.budget is not None:
-            fed.budget.releases = count_releases(folder.lines(), plan)
+        _recall_budget(folder, fed, done)
     else:
         done = 0
+        if not fed.simulated:
+            _recall_budget(folder, fed, done)
         fed.begin(-1)
         state = algorithm.init(fed)
         fed.commit()
+        if folder is not None and fed.budget is not None:
+            folder.record("budget", round=0, releases=fed.budget.releases)
         _freeze(folder, fed)
         known = _note(folder, state, None)
         save_round(folder, 0, state, fed, held, best)
@@ -321,13 +324,18 @@ def _freeze(folder: RunFolder | None, fed: Federation) -> None:
         return
     description = folder.description()
     plan = {**fed.plan, "policy": asdict(fed.policy)}
-    if fed.budget is not None and "releases" not in description.get("plan", {}) and fed.round < 0:
-        plan["releases"] = fed.budget.releases  # before the first round
-    elif "releases" in description.get("plan", {}):
-        plan["releases"] = description["plan"]["releases"]
     if description.get("plan") != plan:
         folder.describe({**description, "plan": plan})
         folder.record("plan", plan=plan)
+
+
+def _recall_budget(folder: RunFolder | None, fed: Federation, done: int) -> None:
+    """Go on with what was spent; with real clients, write down what is spent before it is."""
+    if folder is None or fed.budget is None:
+        return
+    fed.budget.releases = count_releases(folder, done, fed.simulated)
+    if not fed.simulated:
+        fed.budget.note = lambda releases: folder.record("budget", releases=releases)
 
 
 def run_round(
@@ -370,9 +378,9 @@ def run_round(
                 algorithm, fed, state, data.task, split=split, support=support, rows=rows
             )
         line |= {"evaluated": number + 1} if fed.defers else {}
-        line |= _summarise(scores["test"])
+        line |= _summarise(scores["test"], fed.policy.min_group)
         if "validation" in scores:
-            line["validation_loss"] = mean(scores["validation"].loss)
+            line["validation_loss"] = mean(scores["validation"].loss, fed.policy.min_group)
         losses = scores[own].rows
         if held is not None and losses is not None:
             held.see(number + 1, scores[own].ids, losses)
@@ -396,17 +404,18 @@ def _evaluate_later(
     number = fed.round + 1
 
     def note(scores: Scores) -> None:
-        late.update({"evaluated": number, **_summarise(scores)})
+        late.update({"evaluated": number, **_summarise(scores, fed.policy.min_group)})
 
     evaluate_later(algorithm, fed, state, kind, note)
 
 
-def _summarise(scores: Scores) -> dict[str, Any]:
-    out: dict[str, Any] = {"loss": mean(scores.loss)}
-    if len(accuracy := some(scores.accuracy)):
-        out["accuracy"] = float(accuracy.mean())
-        out["worst_decile"] = metrics.spread(accuracy)["worst_decile"]
-    if len(agreement := some(scores.agreement)):
+def _summarise(scores: Scores, fewest: int) -> dict[str, Any]:
+    out: dict[str, Any] = {"loss": mean(scores.loss, fewest)}
+    if len(accuracy := some(scores.accuracy)) >= fewest:
+        found = spread(accuracy, fewest)
+        out["accuracy"] = found["mean"]
+        out |= {name: value for name, value in found.items() if name == "worst_decile"}
+    if len(agreement := some(scores.agreement)) >= fewest:
         out["agreement"] = float(agreement.mean())
     return out
 

@@ -1,13 +1,14 @@
 """The privacy budget of a run: its secret, and what was spent before a run is resumed."""
 
+import re
 import secrets
-from typing import Any
 
 from coterie.core.errors import DataError
 from coterie.core.privacy import Budget
 from coterie.running.build import Settings
 from coterie.running.files import read, write
-from coterie.running.folder import RunFolder
+from coterie.running.folder import RECORD, RunFolder
+from coterie.running.record import entries
 
 SECRET = "noise.key"
 """File of a run folder from which the noise is drawn; a person who has it can remove the noise."""
@@ -28,9 +29,29 @@ def start_budget(settings: Settings, folder: RunFolder | None) -> Budget | None:
                 "start a new run."
             )
         write(path, secrets.token_hex(32).encode())
-    return Budget(privacy, bytes.fromhex(read(path, 100).decode()))
+    secret = read(path, 100)
+    if not re.fullmatch(rb"[0-9a-f]{64}", secret):
+        raise DataError(
+            f"{path} is damaged: it must hold 64 hexadecimal digits. Put the old file back, or "
+            "start a new run."
+        )
+    return Budget(privacy, bytes.fromhex(secret.decode()))
 
 
-def count_releases(lines: list[dict[str, Any]], plan: dict[str, Any]) -> int:
-    """What was released before the next round, from the log or, before round 1, from the plan."""
-    return int(lines[-1]["releases"]) if lines else int(plan.get("releases", 0))
+def count_releases(folder: RunFolder, done: int, simulated: bool) -> int:
+    """What was released before a run goes on after a round, by its record.
+
+    A simulation computes later rounds again, with the same answers and the same noise. Real clients
+    may answer otherwise: what was released to them before is paid for, too.
+    """
+    spent, rounds = 0, 0
+    for entry in entries(folder.path / RECORD):
+        number = int(entry.get("round", 0))
+        if entry["kind"] == "budget" and (number <= done or not simulated):
+            spent, rounds = max(spent, int(entry["releases"])), max(rounds, number)
+    if rounds < done:
+        raise DataError(
+            f"{folder.path / RECORD}: what was spent up to round {done} is missing, so a private "
+            "run cannot be resumed. Restore the file from a copy, or start a new run."
+        )
+    return spent

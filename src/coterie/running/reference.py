@@ -58,7 +58,7 @@ class Reference(NamedTuple):
 
 
 def keep_reference(
-    algorithm: Algorithm, data: FederatedData, ids: Ids, group: Tensor
+    algorithm: Algorithm, data: FederatedData, ids: Ids, group: Tensor, own: bool = True
 ) -> Reference | None:
     """Ask the members of groups; None if there is no network to draw, or no answer.
 
@@ -68,6 +68,8 @@ def keep_reference(
         The clients.
     group
         The number of each one's group, -1 for those that are unlike all others. [m]
+    own
+        Whether to keep what single clients answered.
     """
     if not isinstance(getattr(algorithm, "model", None), Model) or not bool((group >= 0).any()):
         return None
@@ -83,13 +85,14 @@ def keep_reference(
     answers, inputs = _some(answers, heard, both), _some(inputs, again, both)
     label, first = group_of[both], both[:MOST]
     few, few_inputs = _some(answers, both, first), _some(inputs, both, first)
+    number = first if own else torch.full_like(first, -1)
     statistic = seeded.choose_statistic(answers, label, fold(seed, "statistic"))
     return Reference(
         seed,
         learn_groups(answers, label, statistic == "shares"),
         learn_groups(inputs, label, by_shares=False),
-        learn_groups(few, first, statistic == "shares"),
-        learn_groups(few_inputs, first, by_shares=False),
+        learn_groups(few, number, statistic == "shares"),
+        learn_groups(few_inputs, number, by_shares=False),
     )
 
 

@@ -129,6 +129,14 @@ def judge(
     return found | said_of | ({"why": ahead} if ahead else {})
 
 
+def hide_clients(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """What takes the place of the figures of single clients in a verdict."""
+    kept = ("client", "rows", "trained_on")
+    blank = {**dict.fromkeys(ARMS), "better": ""}
+    clients = [{name: line[name] for name in kept} | blank for line in verdict["clients"]]
+    return {"clients": clients, "exceptions": [], "apart": [], "without": {}}
+
+
 def _ahead(said: Recommendation, fall: float, loss: float) -> str:
     """Why a gain over one model may be a matter of time; empty if it is not.
 

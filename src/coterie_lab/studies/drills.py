@@ -612,8 +612,8 @@ def write_page(lines: list[dict[str, Any]]) -> str:
     out += [
         "Three rounds of " + ", ".join(f"`{method}`" for method in METHODS) + ". *Moved*: how far",
         "the models end from those of honest clients, the largest over methods; leaving the client",
-        "out has the size that most rows show. A client may say that it has no rows (`n = 0`), and",
-        "may lie within bounds (`losses -1e30`): the methods of papers do not defend themselves.",
+        "out has the size that most rows show. Evaluations are lied about in",
+        "`tests/running/test_liars.py`.",
         "",
         "| reply | before | through bytes | in the simulation | client named | moved |",
         "|---|---|---|---|---|---|",

@@ -249,11 +249,11 @@ class Census(Algorithm):
     def odd(self, state: State) -> Ids:
         return state.aside.nonzero()[:, 0]
 
-    @task(phase="cluster")
+    @task(phase="cluster", losses=("losses",))
     def losses(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
         return measure_losses(self.model, common.whole_models(shared, models), client.train)
 
-    @task(phase="cluster")
+    @task(phase="cluster", losses=("losses",))
     def answer(self, client: Client, shared: Params, models: Params) -> dict[str, Tensor]:
         return {"losses": self.model.probe(common.whole_models(shared, models), client.train)}
 

@@ -9,7 +9,7 @@ Networks are added until two halves of them give the same answer: 16, then 32, t
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -166,7 +166,13 @@ def ask(
     found: Answers = {}
     by_class = reply["count"].shape[2] > 1
     losses: Statistic = "conditional" if by_class else "joint"
-    good = _answered(reply["mean"]) & ~fed.distrusted(ids)
+    good = _answered(reply)
+    # They have no part in what screens the others.
+    reply = {
+        name: torch.where(good.reshape(-1, *(1,) * (part.ndim - 1)), part, 0)
+        for name, part in reply.items()
+    }
+    good &= ~fed.distrusted(ids)
     parts = {name: p for name, p in ((losses, ""), ("shares", "share_")) if f"{p}count" in reply}
     checked = {name: screen_reply(reply, prefix) for name, prefix in parts.items()}
     for answer in checked.values():
@@ -181,12 +187,12 @@ def ask(
     return ids[good], found if bool(good.any()) else {}
 
 
-def _answered(mean: Tensor) -> Tensor:
-    """Clients whose losses are numbers, with a warning about the others: [m]."""
-    good = mean.flatten(1).isfinite().all(1)
+def _answered(reply: Mapping[str, Tensor]) -> Tensor:
+    """Clients whose answers are numbers, with a warning about the others: [m]."""
+    good = torch.stack([part.flatten(1).isfinite().all(1) for part in reply.values()]).all(0)
     if not bool(good.all()):
         warnings.warn(
-            f"{int((~good).sum())} of {len(good)} clients answered the survey with losses that are "
+            f"{int((~good).sum())} of {len(good)} clients answered the survey with values that are "
             "not numbers; they are set aside, and placed once they answer.",
             stacklevel=2,
         )

@@ -190,7 +190,8 @@ def list_facts(contents: Contents) -> list[tuple[str, str]]:
         facts.append(("odd clients", str(len(done["odd"]))))
     if "accuracy" in done:
         facts.append(("mean accuracy", f"{done['accuracy']['mean']:.1%}"))
-        facts.append(("worst tenth", f"{done['accuracy']['worst_decile']:.1%}"))
+        if "worst_decile" in done["accuracy"]:
+            facts.append(("worst tenth", f"{done['accuracy']['worst_decile']:.1%}"))
     elif contents.clients and "error" in contents.clients[0]:
         errors = [row["error"] for row in contents.clients if row["error"] is not None]
         if errors:
