@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.options import Json, Track, Trust, Why, parse_sets, reads_data
+from coterie.cli.options import Json, Track, Trust, Why, as_options, parse_sets, reads_data
 
 
 @reads_data
@@ -125,9 +125,12 @@ def run(
     from coterie.core.config import find_imports
     from coterie.fitting import fit_run
     from coterie.running.build import build, read
+    from coterie.running.folder import RunFolder
     from coterie.running.request import DEFAULT_METHOD, Request, change, resolve
     from coterie.running.trackers import choose_tracker
 
+    if out is not None:
+        RunFolder(out).refuse_existing()  # before data are read, which may take long
     if file is not None:
         if start is not None:
             changes.setdefault("run", {})["start"] = str(start)
@@ -157,10 +160,10 @@ def run(
     if json:
         print(json_.dumps({"summary": fit.summary, "clients": fit.rows}, default=str))
         return
-    verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
+    verdict = f"\n{as_options(fit.verdict.reasons)}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
     for warning in fit.warnings[len(ready.data.warnings) :]:
-        print(f"Warning: {warning}")
+        print(f"Warning: {as_options(str(warning))}")
     if out is None:
         print("\nNothing was saved. To keep models and figures: --out FOLDER")
     else:

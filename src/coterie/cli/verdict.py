@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json, Trust
+from coterie.cli.options import Folder, Json, Trust, as_options
 
 
 def verdict(
@@ -43,6 +43,6 @@ def verdict(
 
         print(json_.dumps(found.to_json()))
         return
-    print(found)
+    print(as_options(str(found)))
     if picture is not None:
         print(f"\nPicture: {picture}")
