@@ -524,6 +524,16 @@ def test_a_folder_of_files_is_not_the_rows_of_one_client(call, kept, command):
     one_sentence(said, "the rows of one client must be in one file, as in training.")
 
 
+def test_a_version_that_is_not_released_is_not_said_to_be_on_the_package_index(
+    call, kept, tmp_path
+):
+    assert call("report", kept / "run", "--out", tmp_path / "a.html")[0] == 0
+    text = (tmp_path / "a.html").read_text()
+    assert "coterie run run.json --out again" in text
+    assert "pip install" not in text
+    assert "which is not released: install it from its source" in text
+
+
 def test_paragraphs_of_help_do_not_break_in_mid_line(call):
     _, out, _ = call("advise", "--help")
     lines = [line.strip() for line in out.splitlines()]

@@ -278,8 +278,7 @@ def curve(choice: Choice, name: str, decides: bool = True, note: str = "") -> Cu
     """
     ks = tuple(range(1, len(choice.ratio) + 1))
     if choice.k is None:
-        tried = f"no number up to {ks[-1]} brings" if ks[-1] > 1 else "one group does not bring"
-        note = note or f"{tried} clients of a group down to their noise"
+        note = note or f"no number up to {ks[-1]} brings clients of a group down to their noise"
     elif not choice.clear:
         note = note or "no clear cliff: too few samples, or clients that differ one by one"
     found = choice.k, choice.runner_up, choice.close, choice.threshold

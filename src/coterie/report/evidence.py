@@ -88,7 +88,7 @@ def words(curves: Sequence[Line]) -> str:
         if line["close"]:
             numbers = " or ".join(str(k) for k in line["close"])
             text += f" With this number of samples, {chosen} cannot be told from {numbers}."
-    note = line["note"]
+    note = "" if chosen is None and len(values) == 1 else line["note"]  # it would say it again
     return text + (f" {note[0].upper()}{note[1:]}." if note else "")
 
 
