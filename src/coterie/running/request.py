@@ -88,10 +88,10 @@ def change(request: Request, tables: Mapping[str, Mapping[str, Any]]) -> Request
     for name, table in tables.items():
         new = dict(table)
         if name == "algorithm":
-            for part in ("model", "local"):
-                if part in new:
+            for own in ("model", "local"):
+                if own in new:
                     raise ConfigError(
-                        f"algorithm: {part} is no option of a method, but a table of its own, such "
+                        f"algorithm: {own} is no option of a method, but a table of its own, such "
                         "as model.name or local.learning_rate."
                     )
             method, groups = new.pop("name", request.algorithm), new.pop("n_groups", None)
