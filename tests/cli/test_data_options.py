@@ -195,8 +195,3 @@ def test_remedies_are_written_as_on_the_command_line(call, tmp_path):
 )
 def test_options_of_python_are_said_as_options_of_the_command_line(python, command):
     assert as_options(python) == command
-
-
-def test_who_forgets_the_label_is_told_the_option(call, sites):
-    _, out, _ = call("advise", sites)
-    assert "inputs are reconstructed (to predict a column: --label COLUMN)." in out

@@ -43,6 +43,6 @@ def name_data(data: Path | None, reading: Mapping[str, Any]) -> dict[str, Any]:
 def say_data(data: Any) -> None:
     """Print what was read in one line, and a line for each warning."""
     if data.reading:
-        print(as_options(data.reading))
+        print(data.reading)
     for warning in data.warnings:
         print(f"Warning: {as_options(str(warning))}")

@@ -265,7 +265,6 @@ def describe_reading(
         text += f", {n_rows - kept:,} without '{label}' left out"
     if target.task == "reconstruction":
         text += ". Nothing to predict: inputs are reconstructed"
-        text += "" if x is not None else " (to predict a column: label=COLUMN)"
     else:
         kind = "numbers" if target.classes is None else f"{len(target.classes)} classes"
         text += f". To predict: '{label}' ({kind})"
