@@ -201,7 +201,7 @@ def test_the_printed_gain_in_accuracy_is_right(wine, wine_fit):
         assert row["accuracy"] == pytest.approx(scores[0])
         assert row["gain over alone"] == pytest.approx(scores[0] - scores[1])
         assert row["gain over one model"] == pytest.approx(scores[0] - scores[2])
-        assert f"{row['gain over alone']:+.3f}" in str(fit.groups).splitlines()[2 + number]
+        assert f"{row['gain over alone']:+z.3f}" in str(fit.groups).splitlines()[2 + number]
 
 
 def test_the_printed_gain_in_error_is_right(diabetes, diabetes_fit):

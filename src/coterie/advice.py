@@ -300,9 +300,9 @@ def _sizes(advice: Advice) -> str:
     chance = found["p_values"][-1] if found["p_values"] else 1.0
     if advice.kind == "one" and not advice.odd:
         return f"Size: no difference between clients is beyond chance (p = {chance:.2g})."
-    left = (
-        f"What is left is {'no' if chance > LEVEL else 'still'} more than chance (p = {chance:.2g})"
-    )
+    near = f"; {LEVEL:g} or less would count" if LEVEL < chance <= 0.05 else ""
+    more = "no" if chance > LEVEL else "still"
+    left = f"What is left is {more} more than chance (p = {chance:.2g}{near})"
     if advice.kind == "labels":
         return (
             f"Size: the groups explain {_share(advice.explained)} of the differences in label "

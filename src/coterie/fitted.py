@@ -25,12 +25,11 @@ from coterie.core.tree import Ids, Tree, n_rows, row, take, tree_map
 from coterie.data import DataCard, FederatedData, from_arrays
 from coterie.data.again import prepare_again
 from coterie.data.cells import RawTable
-from coterie.data.images import read_client
 from coterie.data.tables import read
 from coterie.data.warnings import DataWarning
 from coterie.engines.simulation import Simulation
 from coterie.export.cards import Format
-from coterie.predictions import decode, rows_to_predict, tabulate, to_probabilities
+from coterie.predictions import decode, open_folder, rows_to_predict, tabulate, to_probabilities
 from coterie.report.recheck import Recheck
 from coterie.report.table import Table
 from coterie.report.verdict import Verdict
@@ -45,8 +44,8 @@ FORMATS = {
     "margin": ".2f",
     "accuracy": ".1%",
     "error": ".4g",
-    "gain over alone": "+.3f",
-    "gain over one model": "+.3f",
+    "gain over alone": "+z.3f",
+    "gain over one model": "+z.3f",
 }
 
 
@@ -481,10 +480,7 @@ class Fitted:
 
     def _rows(self, x: Any) -> Any:
         """A folder of images (class/image.png) as rows; all else as it is."""
-        if isinstance(x, str | Path) and Path(x).is_dir():
-            height, width = self.card.sample_shape[-2:]
-            return read_client(Path(x), (height, width), flat=True)
-        return x
+        return open_folder(x, self.card)
 
     def _inputs(self, x: Any) -> Any:
         """Inputs as the models saw them: new rows go through the rules the data went through."""

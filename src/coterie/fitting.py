@@ -260,6 +260,8 @@ def compare(
         result.files["curves.json"] = to_json(no_nan(curves))
         result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
     ways = {"the groups": result} | {NAMES[a]: others[n] for a, n in ARMS.items() if n in others}
+    if len(result.summary.get("groups", {})) == 1 and len(ways) > 1:
+        ways.pop("the groups")  # which would be one model for all, said twice
     rising = [
         warn_of_loss(dict(one.held_out.get("by_round", [])), way) for way, one in ways.items()
     ]

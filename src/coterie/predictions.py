@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.algorithm import Algorithm
-from coterie.core.errors import ConfigError, unknown
+from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.data import DataCard
 from coterie.data.cells import RawTable
 from coterie.data.formats import Format
@@ -17,11 +17,23 @@ from coterie.data.tables import read
 from coterie.report.table import Table
 
 
+def open_folder(x: Any, card: DataCard) -> Any:
+    """The images of one client, if a folder is named; all else as it is."""
+    if not (isinstance(x, str | Path) and Path(x).is_dir()):
+        return x
+    shape = card.sample_shape
+    if not isinstance(shape, tuple | list) or len(shape) != 3:
+        raise DataError(
+            f"{x}: the rows of one client must be in one file, as in training. This is a folder. "
+            "Name a file in it. For several clients at once there is recheck."
+        )
+    height, width = shape[-2:]
+    return read_client(Path(x), (height, width), flat=True)
+
+
 def rows_to_predict(x: Any, card: DataCard) -> Any:
     """Rows to predict: a table or a folder of images as rows; arrays as they are."""
-    if isinstance(x, str | Path) and Path(x).is_dir():
-        height, width = card.sample_shape[-2:]
-        return read_client(Path(x), (height, width), flat=True)
+    x = open_folder(x, card)
     if isinstance(x, RawTable | np.ndarray | Tensor | list) or isinstance(card.sample_shape, dict):
         return x
     how = card.encoder.files

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -500,6 +501,47 @@ def test_an_existing_run_folder_is_refused_and_untouched(call, sites, kept):
     said = call("run", "--data", sites, "--label", "ill", "--out", kept / "run", "--json")
     one_sentence(said, "exists and is not empty. Continue it with `coterie resume")
     assert (kept / "run" / "summary.json").read_bytes() == before
+
+
+def test_an_existing_run_folder_is_refused_before_data_are_read(call, kept, tmp_path):
+    (tmp_path / "broken.csv").write_bytes(b"\0")
+    said = call("run", "--data", tmp_path, "--label", "ill", "--out", kept / "run", "--json")
+    one_sentence(said, "exists and is not empty.")
+
+
+def test_a_place_where_nothing_can_be_written_is_one_sentence(call, sites, kept, tmp_path):
+    (tmp_path / "file").write_text("")
+    there = tmp_path / "file" / "below"
+    words = ["--label", "ill", "--set", "run.rounds=1", "--no-compare", "--json"]
+    one_sentence(call("run", "--data", sites, *words, "--out", there / "run"), "cannot be made")
+    one_sentence(call("report", kept / "run", "--out", there / "a.html"), "Check the path")
+
+
+@pytest.mark.parametrize("command", [["place"], ["predict", "--client", "site-1"]])
+def test_a_folder_of_files_is_not_the_rows_of_one_client(call, kept, command):
+    first, *more = command
+    said = call(first, kept / "run", "--data", kept / "sites", *more)
+    one_sentence(said, "the rows of one client must be in one file, as in training.")
+
+
+def test_a_version_that_is_not_released_is_not_said_to_be_on_the_package_index(
+    call, kept, tmp_path
+):
+    assert call("report", kept / "run", "--out", tmp_path / "a.html")[0] == 0
+    text = (tmp_path / "a.html").read_text()
+    assert "coterie run run.json --out again" in text
+    assert "pip install" not in text
+    assert "which is not released: install it from its source" in text
+
+
+def test_paragraphs_of_help_do_not_break_in_mid_line(call):
+    _, out, _ = call("advise", "--help")
+    lines = [line.strip() for line in out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("Every client evaluates"))
+    paragraph = lines[first : lines.index("", first)]
+    width = max(map(len, paragraph))
+    for line, after in pairwise(paragraph):
+        assert len(line) + 1 + len(after.split()[0]) > width - 2
 
 
 @pytest.mark.parametrize("file", ["run.json", "summary.json", "final/manifest.json"])

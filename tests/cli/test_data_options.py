@@ -11,7 +11,7 @@ import coterie
 from coterie.catalogue import describe_data
 from coterie.cli.advise import advise
 from coterie.cli.compare import compare
-from coterie.cli.options import READING
+from coterie.cli.options import READING, as_options
 from coterie.cli.recheck import recheck
 from coterie.cli.run import run
 from coterie.data import from_folder, from_table
@@ -156,9 +156,42 @@ def test_a_run_file_takes_them_too(call, sites, tmp_path):
         (("run", "--data", "SITES", "--client", "x"), "--client is for one table"),
         (("run", "--data", "SITES", "--size", "3x4x5"), "HEIGHTxWIDTH"),
         (("advise", "SITES", "--set", "run.rounds=3"), "Unknown table 'run'"),
+        (("advise", "SITES", "--size", "32"), "size is for folders of images"),
+        (("advise", "SITES", "--drop", "age", "--text", "age"), "in drop and in text"),
+        (("run", "--data", "SITES", "--set", "algorithm.model=cnn"), "model is no option of a"),
     ],
 )
 def test_what_has_no_use_is_an_error(call, sites, words, sentence):
     code, _, said = call(*(str(sites) if word == "SITES" else word for word in words))
     assert code == 2
     assert sentence in said
+
+
+def test_client_and_label_are_different_columns(call, tmp_path):
+    (tmp_path / "all.csv").write_text("age,site\n31,a\n62,b\n")
+    code, _, said = call("advise", tmp_path / "all.csv", "--client", "site", "--label", "site")
+    assert code == 2
+    assert "client and label must be different columns" in said
+
+
+def test_remedies_are_written_as_on_the_command_line(call, tmp_path):
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("age,empty,risk\n" + "31,,low\n62,,high\n" * 6)
+    code, _, said = call("advise", tmp_path, "--label", "risk")
+    assert code == 2
+    assert "leave it out: --drop empty." in said
+
+
+@pytest.mark.parametrize(
+    ("python", "command"),
+    [
+        ("drop=['a', 'b c']", "--drop a --drop 'b c'"),
+        ("header=False", "--no-header"),
+        ("Give time=COLUMN.", "Give --time COLUMN."),
+        ("try model='linear'.", "try --set model.name=linear."),
+        ("settings={'replicates': 3}.", "--set run.replicates=3."),
+        ("the client 'drop=1' and run.rounds=3", "the client 'drop=1' and run.rounds=3"),
+    ],
+)
+def test_options_of_python_are_said_as_options_of_the_command_line(python, command):
+    assert as_options(python) == command

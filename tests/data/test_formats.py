@@ -77,6 +77,24 @@ def test_separators_are_found_and_said(tmp_path, plain, ending, separator, said)
     assert describe_files([table.found]) == said + ", missing values ?"
 
 
+def test_decimal_commas_with_an_exponent_are_numbers(tmp_path):
+    table = read_file(write(tmp_path / "a.csv", "age;dose\n1,5;-8,1e-05\n2;3,5E+2\n"))
+    assert table.cells["dose"].kind == "number"
+    assert table.cells["dose"].values.tolist() == [-8.1e-05, 350.0]
+
+
+def test_pyarrow_reads_no_file_of_python(tmp_path, monkeypatch):
+    # Its thread would close such a file, perhaps when Python ends, and the process would abort.
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv
+
+    seen = []
+    read = csv.read_csv
+    monkeypatch.setattr(csv, "read_csv", lambda file, *how: seen.append(file) or read(file, *how))
+    read_file(write(tmp_path / "a.csv", TABLE))
+    assert [type(file) for file in seen] == [arrow.BufferReader]
+
+
 def test_one_column_of_text_is_no_table_of_spaces():
     assert find_separator("remark\nall is well\nno\n", ".txt") == ","
     assert find_separator("remark of the day\nall is well now\n", ".csv") == ","

@@ -23,6 +23,11 @@ def test_words():
         "Number of groups: no number up to 4 fits. The joint noise ratio is 7.5 at best; only up "
         "to 1.3 is noise. Nothing fits."
     )
+    one = {**NONE, "ks": [1], "values": [9.0], "threshold": [1.3]}
+    assert evidence.words([one]) == (
+        "Number of groups: one group does not fit. The joint noise ratio is 9; only up to 1.3 is "
+        "noise."
+    )
     bare = {**NONE, "threshold": [], "criterion": "unexplained share"}
     assert "unexplained share is 7.5 at best. Nothing fits." in evidence.words([bare])
     close = evidence.words([{**CLEAR, "close": [2, 4]}])

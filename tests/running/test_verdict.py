@@ -219,7 +219,7 @@ def test_a_loss_that_rises_again_is_said():
     by_round = (5, 0.5), (10, 0.6)
     verdict = Verdict.of(decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round))
     assert verdict.rises == ["one", "groups", "alone"]
-    assert "stop='validation'" in verdict.sentence
+    assert "'stop': 'validation'" in verdict.sentence
     kept = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=by_round, stop="validation")
     assert kept["rises"] == []
 

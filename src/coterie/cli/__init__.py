@@ -16,12 +16,21 @@ def main() -> NoReturn:
             app(prog_name="coterie")
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        from coterie.core.errors import printable
+
+        said = f"{error.filename}: {error.strerror}. Check the path, and that you may use it."
+        print(f"Error: {printable(said)}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
+        from coterie.cli.options import as_options
         from coterie.core.errors import CoterieError, printable
 
         if not isinstance(error, CoterieError):
             raise
-        print(f"Error: {printable(str(error))}", file=sys.stderr)
+        print(f"Error: {printable(as_options(str(error)))}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
 

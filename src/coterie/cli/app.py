@@ -1,5 +1,6 @@
 """The commands, in the order in which a new user needs them."""
 
+import inspect
 from importlib.metadata import entry_points
 
 import typer
@@ -54,6 +55,20 @@ app.command()(check.check)
 for _entry in entry_points(group="coterie.commands"):  # of other packages
     _entry.load()(app)
 app.add_typer(deploy.app, name="deploy")
+
+
+def _join_lines(text: str) -> str:
+    """A docstring whose paragraphs are one line each, as help wraps them itself.
+
+    >>> _join_lines("Do it.\\n\\n    One\\n    two.\\n\\n      coterie do it\\n")
+    'Do it.\\n\\nOne two.\\n\\n  coterie do it'
+    """
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else " ".join(p.splitlines()) for p in parts)
+
+
+for _command in (*app.registered_commands, *deploy.app.registered_commands):
+    _command.help = _join_lines(_command.help or inspect.getdoc(_command.callback) or "")
 
 
 def _version(wanted: bool) -> None:

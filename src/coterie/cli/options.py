@@ -3,6 +3,8 @@
 import ast
 import functools
 import inspect
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -190,6 +192,45 @@ def parse_sets(pairs: list[str] | None) -> dict[str, dict[str, Any]]:
     return tables
 
 
+def as_options(text: str) -> str:
+    """A sentence with the options in it written as on the command line, not as in Python.
+
+    >>> as_options("Leave it out (drop=['No']), or split by it (time='No').")
+    'Leave it out (--drop No), or split by it (--time No).'
+    >>> as_options("It may stop by itself (settings={'stop': 'validation', 'validation': 0.2}).")
+    'It may stop by itself (--set run.stop=validation --set run.validation=0.2).'
+    """
+    text = re.sub(r"settings=\{(['\"]\w+['\"]: [^{}]*)\}", _settings, text)
+    return re.sub(_OPTION, _flag, text)
+
+
+_SETS = {
+    "model": "model.name",
+    "rounds": "run.rounds",
+    "stop": "run.stop",
+    "replicates": "run.replicates",
+}
+_OPTION = re.compile(
+    rf"(?<![\w.'-])({'|'.join([*READING, *_SETS])})=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
+)
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    listed = re.findall(r"'([^']*)'", value) or [value]
+    if name in _SETS:
+        return f"--set {_SETS[name]}={listed[0]}"
+    flag = name.replace("_", "-")
+    if READING[name][0] is bool:
+        return f"--{flag}" if value == "True" else f"--no-{flag}"
+    return " ".join(f"--{flag} {shlex.quote(one)}" for one in listed)
+
+
+def _settings(found: re.Match[str]) -> str:
+    pairs = re.findall(r"['\"](\w+)['\"]: ['\"]?([\w.]+)['\"]?", found[1])
+    return " ".join(f"--set run.{name}={value}" for name, value in pairs)
+
+
 def _value(text: str) -> Any:
     """Numbers, lists and words; `true`, `false` and `null` as in run files."""
     words = {"true": True, "false": False, "null": None, "none": None}
@@ -213,6 +254,6 @@ def show_found(found: Any, json: bool, picture: Path | None) -> None:
     if json:
         print_json(found.to_json())
         return
-    print(found)
+    print(as_options(str(found)))
     if picture is not None:
         print(f"\nPicture: {picture}")

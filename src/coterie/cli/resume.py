@@ -1,6 +1,6 @@
 """coterie resume"""
 
-from coterie.cli.options import Folder, Track, Trust
+from coterie.cli.options import Folder, Track, Trust, as_options
 
 
 def resume(folder: Folder, trust: Trust = None, track: Track = None) -> None:
@@ -15,4 +15,4 @@ def resume(folder: Folder, trust: Trust = None, track: Track = None) -> None:
     from coterie import fitting
 
     fit = fitting.resume(folder, trust=trust or (), progress=True, track=track)
-    print(f"\n{fit}")
+    print(as_options(f"\n{fit}"))

@@ -14,6 +14,7 @@ from coterie.cli.options import (
     Track,
     Trust,
     Why,
+    as_options,
     check_source,
     parse_sets,
     print_json,
@@ -116,8 +117,11 @@ def run(
         print(f"Reading {data or file} ...", flush=True)
     from coterie.cli.sources import make_run, say_data
     from coterie.fitting import fit_run
+    from coterie.running.folder import RunFolder
     from coterie.running.trackers import choose_tracker
 
+    if out is not None:
+        RunFolder(out).refuse_existing()  # before data are read, which may take long
     wanted: dict[str, Any] = {"algorithm": algorithm, "groups": groups, "trust": trust}
     ready = make_run(file, data, reading, changes, **wanted, compare=True)
     if not json:
@@ -126,10 +130,10 @@ def run(
     if json:
         print_json({"summary": fit.summary, "clients": fit.rows})
         return
-    verdict = f"\n{fit.verdict.reasons}" if "verdict.json" in fit.files else ""
+    verdict = f"\n{as_options(fit.verdict.reasons)}" if "verdict.json" in fit.files else ""
     print(f"\n{fit.sentence}{verdict}\n\n{fit.groups}")
     for warning in fit.warnings[len(ready.data.warnings) :]:
-        print(f"Warning: {warning}")
+        print(f"Warning: {as_options(str(warning))}")
     if out is None:
         print("\nNothing was saved. To keep models and figures: --out FOLDER")
     else:

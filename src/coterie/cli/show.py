@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.options import Folder, Json
+from coterie.cli.options import Folder, Json, as_options
 
 Picture = Annotated[
     Path | None,
@@ -40,4 +40,4 @@ def show(folder: Folder, json: Json = False, picture: Picture = None) -> None:
         content = {"summary": target.summary(), **json_.loads(files["groups.json"])}
         print(json_.dumps({**content, **json_.loads(files["clients.json"])}))
         return
-    print(show_run(target))
+    print(as_options(show_run(target)))

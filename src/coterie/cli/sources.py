@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.cli.options import as_options
 from coterie.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -78,4 +79,4 @@ def say_data(data: Any) -> None:
     if data.reading:
         print(data.reading)
     for warning in data.warnings:
-        print(f"Warning: {warning}")
+        print(f"Warning: {as_options(str(warning))}")

@@ -328,6 +328,12 @@ def _columns(
             raise ConfigError(f"{owner}: text: " + unknown("column", name, first.cells))
     if label is not None and label in options.drop:
         raise ConfigError(f"{owner}: the label '{label}' must not be dropped.")
+    for what, asked in (("categorical", options.categorical), ("text", options.text)):
+        for name in asked:
+            if name in options.drop:
+                raise ConfigError(
+                    f"{owner}: '{name}' is in drop and in {what}. Leave it out of one of them."
+                )
     dropped = set(options.drop)
     tables = [
         table._replace(cells={k: v for k, v in table.cells.items() if k not in dropped})

@@ -13,7 +13,7 @@ from coterie.data.formats import MISSING, Coded
 
 SPLITS = ("train", "validation", "test")
 _DATE = re.compile(r"(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{4})([T ]\d\d?:\d\d.*)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
 class Cells(NamedTuple):

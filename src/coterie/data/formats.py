@@ -188,7 +188,7 @@ def read_regular(
         How an empty cell is written.
     """
     try:
-        from pyarrow import ArrowException, csv
+        from pyarrow import ArrowException, BufferOutputStream, BufferReader, csv
     except ImportError:
         return None
     if separator == " ":
@@ -216,13 +216,18 @@ def read_regular(
             **options,
         )
 
+    # A thread of pyarrow lets go of the content, perhaps when Python ends. Were it an object of
+    # Python's, the process would then abort.
+    sink = BufferOutputStream()
+    sink.write(content)
+    copied = sink.getvalue()
     try:
-        table = csv.read_csv(io.BytesIO(content), read, parse, convert())
+        table = csv.read_csv(BufferReader(copied), read, parse, convert())
         # Times would lose the way they are written.
         again = [name for name in names if _is_time(table.column(name).type)]
         if again:
             as_text = convert(column_types=dict.fromkeys(again, "string"), include_columns=again)
-            texts = csv.read_csv(io.BytesIO(content), read, parse, as_text)
+            texts = csv.read_csv(BufferReader(copied), read, parse, as_text)
             for name in again:
                 table = table.set_column(int(name), name, texts.column(name))
     except (ArrowException, ValueError, OverflowError):

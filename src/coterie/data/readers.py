@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.core.client import natural
 from coterie.core.config import construct
-from coterie.core.errors import DataError, unknown
+from coterie.core.errors import ConfigError, DataError, unknown
 from coterie.data.assemble import Reading, assemble
 from coterie.data.cells import RawTable
 from coterie.data.federated import FederatedData
@@ -46,6 +46,10 @@ def from_table(table: Any, client: str, label: str | None = None, **options: Any
     (('a', 'b'), tensor([[0.]]))
     """
     chosen = construct(Reading, options)
+    if client == label:
+        raise ConfigError(
+            f"from_table: client and label must be different columns. Both are '{client}'."
+        )
     tables, names = split_table(table, client, chosen.format)
     record = None
     if isinstance(table, str | Path):
@@ -121,7 +125,11 @@ def from_folder(
     if isinstance(size, int):
         size = (size, size)
     found = read_folder(path, size, chosen.format, chosen.names)
-    if found.images and size is not None:
+    if size is not None and not found.images:
+        raise ConfigError(
+            f"from_folder: size is for folders of images. {path} holds files. Leave it out."
+        )
+    if size is not None:
         record["size"] = list(size)
     if found.images or (label is None and found.typed and found.labelled):
         label = "class" if found.images else "y"

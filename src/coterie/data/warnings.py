@@ -374,6 +374,6 @@ def warn_of_loss(losses: Mapping[int, float], way: str = "") -> DataWarning | No
         "loss",
         None,
         f"The held-out loss{whose} rises from {known[best]:.3g} in round {best} to "
-        f"{known[last]:.3g} in round {last}: train for {best} rounds (rounds={best}), or stop by "
-        f"itself (settings={{'stop': 'validation', 'validation': 0.2}}).",
+        f"{known[last]:.3g} in round {last}: train for fewer rounds (rounds={best}), or let it "
+        f"stop by itself (settings={{'stop': 'validation', 'validation': 0.2}}).",
     )

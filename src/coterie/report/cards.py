@@ -13,7 +13,7 @@ from coterie.running.folder import RunFolder, read_rows
 from coterie.running.progress import megabytes
 
 FORMATS = {"margin": ".2f", "accuracy": ".1%", "error": ".4g", "loss": ".4f"}
-GAINS = {"gain over alone": "+.3f", "gain over one model": "+.3f"}
+GAINS = {"gain over alone": "+z.3f", "gain over one model": "+z.3f"}
 
 
 def show_run(folder: RunFolder) -> str:
@@ -122,7 +122,7 @@ def group_card(card: dict[str, Any]) -> str:
     names = ", ".join(clients[:6]) + (
         f", ... ({len(clients) - 6} more)" if len(clients) > 6 else ""
     )
-    lines = [f"Group {card['group']}: {len(clients)} clients: {names}"]
+    lines = [f"Group {card['group']}: {len(clients)} client{'s' * (len(clients) != 1)}: {names}"]
     score = [f"loss {card['loss']:.4f}"] if card["loss"] is not None else []
     if card.get("accuracy") is not None:
         score.insert(0, f"accuracy {card['accuracy']:.1%}")

@@ -72,10 +72,10 @@ def words(curves: Sequence[Line]) -> str:
     chosen, criterion = line["chosen"], f"{line['name']} {line['criterion']}"
     if chosen is None:
         least = min(value for value in values.values() if value is not None)
-        text = (
-            f"Number of groups: no number up to {line['ks'][-1]} fits. The {criterion} is "
-            f"{least:.3g} at best"
-        )
+        most = line["ks"][-1]
+        tried = f"no number up to {most} fits" if most > 1 else "one group does not fit"
+        best = " at best" if most > 1 else ""
+        text = f"Number of groups: {tried}. The {criterion} is {least:.3g}{best}"
         noise = max(line["threshold"], default=None)
         text += "." if noise is None or least <= noise else f"; only up to {noise:.2g} is noise."
     else:
@@ -88,7 +88,7 @@ def words(curves: Sequence[Line]) -> str:
         if line["close"]:
             numbers = " or ".join(str(k) for k in line["close"])
             text += f" With this number of samples, {chosen} cannot be told from {numbers}."
-    note = line["note"]
+    note = "" if chosen is None and len(values) == 1 else line["note"]  # it would say it again
     return text + (f" {note[0].upper()}{note[1:]}." if note else "")
 
 

@@ -241,8 +241,13 @@ class Verdict:
         beside = "" if rival is None else f" ({NAMES[rival[0]]} has a loss of {rival[1]:.3f})"
         return (
             "Nothing was learnt yet: no way of training is clearly better than a prediction "
-            f"without a network{beside}. So nothing can be said about groups. Train for more "
-            "rounds, or give other columns."
+            f"without a network{beside}. So nothing can be said about groups. "
+            + (
+                "The loss rises already, so more rounds will not help. Give other columns or more "
+                "rows."
+                if self.rises and not self.falls
+                else "Train for more rounds, or give other columns."
+            )
         )
 
     def _differences(self) -> list[str]:
@@ -315,8 +320,8 @@ class Verdict:
             )
         return (
             "The intervals are about the models trained here, on other rows of such clients. "
-            "Another training may gain more or less: replicates=3 covers that, too, for three "
-            "times the cost."
+            "Another training may gain more or less. To cover that, too, for three times the cost: "
+            "settings={'replicates': 3}."
         )
 
     def _time(self) -> list[str]:
@@ -332,7 +337,8 @@ class Verdict:
             parts = [f"{self._name(arm)} after round {self.rounds[arm]}" for arm in self.rises]
             said.append(
                 f"The loss rises again: {', '.join(parts)}. The models of the last round are worse "
-                "than those compared here. Set stop='validation' to keep the best."
+                "than those compared here. To keep the best: "
+                "settings={'stop': 'validation', 'validation': 0.2}."
             )
         return said
 

@@ -148,6 +148,11 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
     odd = summary.get("odd", [])
     apart = f" {_odd(odd, summary.get('aside', {}))}" if odd else ""
     sizes = sorted((len(card["clients"]) for card in cards if "odd" not in card), reverse=True)
+    if len(sizes) > 1 and len(sizes) + len(odd) == n_clients and not summary.get("aside"):
+        return (
+            f"No groups: each of the {n_clients} clients differs from all others and has a model "
+            "of its own."
+        )
     if len(sizes) > 1:
         members = "one client each" if max(sizes) == 1 else f"{join_words(sizes)} clients"
         groups = f"{len(sizes)} groups among {n_clients} clients ({members})."
@@ -159,6 +164,8 @@ def _groups(summary: dict[str, Any], cards: list[dict[str, Any]], n_clients: int
         return f"No groups: one model for {n_clients - len(odd)} of {n_clients} clients.{apart}"
     if summary.get("personal"):
         return f"Each of the {n_clients} clients has its own model."
+    if n_clients == 1:
+        return "No groups: there is one client."
     return f"No groups: one model for all {n_clients} clients."
 
 

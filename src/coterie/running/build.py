@@ -210,6 +210,10 @@ def read(path: Path) -> Description:
         content = tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
     except FileNotFoundError:
         raise ConfigError(f"Run file {path} does not exist.") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"Run file {path} cannot be read: it is a folder. To run on data in a folder: --data."
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Run file {path} cannot be read: {error}.") from None
     if not isinstance(content, dict):

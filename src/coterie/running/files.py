@@ -98,8 +98,14 @@ def _sync(folder: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder for its owner only, unless it exists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(exist_ok=True, mode=0o700)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise DataError(
+            f"Folder {path} cannot be made: {error.strerror}. Choose another place, where you may "
+            "write."
+        ) from error
 
 
 def to_json(value: Any) -> bytes:

@@ -78,8 +78,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoint"
         self.final = self.path / "final"
 
-    def create(self, description: dict[str, Any], names: Sequence[str] = ()) -> None:
-        """Start a run; an existing one is never overwritten."""
+    def refuse_existing(self) -> None:
+        """Refuse a folder with something in it; an existing run is never overwritten."""
         # What a run leaves that ended before run.json, its last file, is no run.
         files = (RECORD, NAMES, "run.json")
         begun = [self.path / (name + end) for name in files for end in ("", ".part")]
@@ -89,6 +89,10 @@ class RunFolder:
                 f"Run folder {self.path} exists and is not empty. Continue it with "
                 f"`coterie resume {self.path}`, or choose another folder."
             )
+
+    def create(self, description: dict[str, Any], names: Sequence[str] = ()) -> None:
+        """Start a run."""
+        self.refuse_existing()
         whole = self.whole
         refuse_links(whole, self.path)
         for part in reversed([self.path, *self.path.parents]):

@@ -191,13 +191,12 @@ def cells(line: dict[str, Any], rounds: int, left: float) -> tuple[str, ...]:
 
 
 def list_sizes(sizes: list[int]) -> str:
-    """The sizes of all groups up to the last that has members.
+    """The sizes of the groups that have members.
 
     >>> list_sizes([7, 0, 3, 0, 0])
-    '7/0/3'
+    '7/3'
     """
-    last = max((i for i, size in enumerate(sizes) if size), default=0)
-    return "/".join(map(str, sizes[: last + 1]))
+    return "/".join(str(size) for size in sizes if size)
 
 
 def _name_faulty(faults: list[dict[str, str]]) -> str:

@@ -88,6 +88,12 @@ def change(request: Request, tables: Mapping[str, Mapping[str, Any]]) -> Request
     for name, table in tables.items():
         new = dict(table)
         if name == "algorithm":
+            for own in ("model", "local"):
+                if own in new:
+                    raise ConfigError(
+                        f"algorithm: {own} is no option of a method, but a table of its own, such "
+                        "as model.name or local.learning_rate."
+                    )
             method, groups = new.pop("name", request.algorithm), new.pop("n_groups", None)
             n_groups = request.n_groups if groups is None else groups
             options = {**request.options, **new}

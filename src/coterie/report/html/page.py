@@ -313,7 +313,7 @@ def list_clients(contents: Contents) -> tuple[list[dict[str, Any]], int]:
                 "rows": rows_of.get(name, ""),
                 "score": format_value(row.get(score), shape),
                 "gain": mean,
-                "gain_text": "" if mean is None else f"{mean:+.3f}",
+                "gain_text": "" if mean is None else f"{mean:+z.3f}",
                 "bounds": _bounds(gain),
                 "picture": pictures.draw(gain) if pictures and gain else Markup(""),
                 "better": "" if not better else name_way(better, verdict.method if verdict else ""),
@@ -328,7 +328,7 @@ def _bounds(gain: Sequence[float | None] | None) -> str:
     if not gain or gain[1] is None or gain[2] is None:
         return ""
     low, high = gain[1], gain[2]
-    return f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{low:+z.3f} to {high:+z.3f}" if math.isfinite(low) and math.isfinite(high) else ""
 
 
 def _data(contents: Contents) -> dict[str, Any]:
