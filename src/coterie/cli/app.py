@@ -1,5 +1,6 @@
 """The commands, in the order in which a new user needs them."""
 
+import inspect
 from importlib.metadata import entry_points
 
 import typer
@@ -54,6 +55,22 @@ app.command()(check.check)
 for _entry in entry_points(group="coterie.commands"):  # of other packages
     _entry.load()(app)
 app.add_typer(deploy.app, name="deploy")
+
+
+def _join_lines(commands: typer.Typer | None) -> None:
+    """Let the terminal break the lines of help texts: Typer keeps the breaks of the docstrings."""
+    if commands is None:
+        return
+    for command in commands.registered_commands:
+        parts = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(
+            part if part.startswith(" ") else part.replace("\n", " ") for part in parts
+        )
+    for group in commands.registered_groups:
+        _join_lines(group.typer_instance)
+
+
+_join_lines(app)
 
 
 def _version(wanted: bool) -> None:

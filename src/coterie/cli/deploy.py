@@ -121,7 +121,7 @@ def up(
 ) -> None:
     """Start a federation on this machine: a SuperLink with TLS, and nodes with their own keys.
 
-    A supervisor starts again what ends.
+    A supervisor restarts a process that stops.
 
     Examples:
 
@@ -331,10 +331,10 @@ def node(
         typer.Option("--stock", help="Use Flower's own SuperNode. Slower, and it runs apps."),
     ] = False,
 ) -> None:
-    """Run a node on a client's machine until Ctrl-C, and start it again if it ends.
+    """Run a node on a client's machine until Ctrl-C, and restart it if it stops.
 
-    A node can serve several clients: --name has their names, separated by commas, and --data and
-    --key are folders with a file for each.
+    A node can serve several clients. Give their names to --name, separated by commas, and give
+    --data and --key a folder with one file per client.
 
     Example:
 
