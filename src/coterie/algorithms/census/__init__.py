@@ -5,8 +5,8 @@ standard errors. The server divides losses by their noise and keeps them, so tha
 differed by far more than chance stay apart. It takes the smallest number of groups, which may be
 one, whose members differ by no more than noise. Clients that are unlike all others, by a survey
 before training or by their losses, are set aside and trained alone. When the groups no longer
-change, clustering stops. New clients answer the questions of a survey, as the members did. They join
-the group that they fit, or none; if several fit, the one whose model has the smallest loss.
+change, clustering stops. New clients answer the questions of a survey, as the members did. They
+join the group that they fit, or none; if several fit, the one whose model has the smallest loss.
 
 References
 ----------
