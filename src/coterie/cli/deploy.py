@@ -17,8 +17,8 @@ Deployment = Annotated[Path, typer.Argument(help="A folder made by coterie deplo
 Answer = Annotated[
     list[str] | None,
     typer.Option(
-        help="A task or question that nodes answer, or 'all'; may be repeated. Default: all that "
-        "tell nothing about single classes or rows, such as label counts."
+        help="A task or question that nodes answer, or 'all'. May be repeated. Default: all whose "
+        "replies reveal nothing about single classes or rows."
     ),
 ]
 Name = Annotated[str, typer.Option(help="The client's name.")]
@@ -107,8 +107,8 @@ def up(
         bool,
         typer.Option(
             "--database",
-            help="Keep the SuperLink's state in a file. Slower; without it, a SuperLink that is "
-            "restarted has forgotten the Flower run, and the round begins again.",
+            help="Keep the SuperLink's state in a file. This is slower. Without it, a SuperLink "
+            "that is restarted loses the Flower run, and the round begins again.",
         ),
     ] = False,
     stock: Annotated[
