@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -30,16 +31,16 @@ class Entry(NamedTuple):
     text: str
 
 
-OWN_DATA = f"""data: your own files, as they come
+OWN_DATA = f"""data: your own files
 
-A folder with a file per client, or one table in which a column names the client:
+Data are a folder with a file per client, or one table in which a column names the client:
 
   coterie run --data sites/ --label outcome
   coterie run --data all.csv --client hospital --label outcome
 
-Files end in {", ".join(ENDINGS)}, each also compressed (.gz, .zip). Images are in
-client/class/image.png. Separator, header, encoding and missing values are found from the files and
-said in one line; rows without a label are left out and counted.
+Files end in {", ".join(ENDINGS)},
+each also compressed (.gz, .zip). Images are in client/class/image.png. Separator, header, encoding
+and missing values are detected and reported in one line. Rows without a label are left out.
 
 The options below have the same names everywhere:
 
@@ -75,8 +76,8 @@ WHEN = {
     "fedproto": "if messages must be small, or clients must not send weights.",
     "fedala": "if clients share most features and differ in the last layers.",
     "fedpac": "if clients have similar inputs and different labels; slow with many clients.",
-    "fedem": "if each client's data mix a few kinds of labelling, with its own shares.",
-    "fedgmm": "like fedem, if the kinds also differ in their inputs.",
+    "fedem": "if each client's data mix a few rules of labelling, with its own shares.",
+    "fedgmm": "like fedem, if the components also differ in their inputs.",
     "ifca": "if you know the number of groups and can try several starts (run.restarts=10).",
     "cfl": "if groups contradict each other, all clients take part, and there is time to converge.",
     "fesem": "if you know the number of groups and their trained models are far apart.",
@@ -87,11 +88,11 @@ WHEN = {
     "census": "if you expect groups; their number may be unknown (max_groups), even one.",
     "clove": "to compare with the paper; the number of groups may be unknown (max_groups).",
     "fedsoft": "if clients mix several groups and only their own accuracy matters.",
-    "blend": "if clients mix several kinds of samples and you want to know their shares.",
+    "blend": "if each client's data are a mixture and you want to know the shares.",
     "fedgmi": "to compare with the paper; the number of components is given.",
-    "mosaic": "if samples have no labels and the number of kinds is unknown.",
+    "mosaic": "if samples have no labels and the number of clusters is unknown.",
     "fedgem": "to compare with the paper; each client knows its number of components.",
-    "kfed": "if samples have no labels, the number of kinds is known, and one exchange must do.",
+    "kfed": "if samples have no labels and you know the number of clusters; one exchange.",
     "federated_kmeans": "like kfed, in several rounds.",
     "federated_cmeans": "like federated_kmeans, with fuzzy memberships.",
 }
@@ -153,7 +154,7 @@ def _describe(name: str, thing: Any) -> str:
         if name in WHEN:
             parts.append(f"Use it {WHEN[name]}")
         if measured := say_where(name):
-            parts.append(measured)
+            parts.append(textwrap.fill(measured, 100))
     parts.append(inspect.getdoc(thing) or "")
     parts.append("Options\n" + "\n".join(_options(thing)))
     return "\n\n".join(parts)

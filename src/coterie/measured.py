@@ -53,9 +53,9 @@ def say_where(method: str) -> str:
         return ""
     good = [kind for kind, gap in gaps.items() if gap <= CLOSE]
     bad = [f"{kind} ({gap:.0f})" for kind, gap in gaps.items() if gap > CLOSE]
-    text = "In our measurements, "
+    text = []
     if good:
-        text += f"it was within {CLOSE:.0f} point of the best accuracy for: {', '.join(good)}"
+        text.append(f"it was within {CLOSE:.0f} point of the best accuracy for: {', '.join(good)}")
     if bad:
-        text += ("; " if good else "it was ") + f"points behind the best for: {', '.join(bad)}"
-    return text + "."
+        text.append(f"it was this many points behind the best for: {', '.join(bad)}")
+    return f"In our measurements, {'; '.join(text)}."

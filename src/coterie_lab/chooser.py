@@ -216,19 +216,20 @@ def section(found: dict[str, Any]) -> str:
         "",
         "![How far each method is behind the best, by kind of difference](choosing-a-method.png)",
         "",
-        "What each row rests on; its figures are means over the partitions:",
+        "The figures of a row are means over these partitions:",
         "",
         "| difference | partitions | scale | methods | seeds | deviation over seeds |",
         "|---|---|---|---|---|---|",
         *(_basis(kind, entry) for kind, entry in found.items()),
         "",
-        "In small runs, all methods train a network with 32 hidden units for 30 rounds, on groups "
-        "of three clients with 60 images each, or on 20 clients with digits. Methods that need the "
-        "number of groups got the true number; where there are no groups, four. `census` got an "
-        "upper bound, two more. `local_only` is left out of traffic and time. Seconds were "
-        "measured on a shared machine and say little about small differences. The deviation is "
-        "the standard deviation of a method's accuracy: methods that are closer than it cannot be "
-        "told apart.",
+        "- **Small runs** train a network with 32 hidden units for 30 rounds, on groups of three "
+        "clients with 60 images each, or on 20 clients with digits.",
+        "- **The number of groups** was given to methods that need it; it was four where there are "
+        "no groups. `census` got an upper bound two larger.",
+        "- **Traffic and time** leave out `local_only`. Times were measured on a shared machine "
+        "and say little about small differences.",
+        "- **The deviation** is the standard deviation of a method's accuracy. Methods that differ "
+        "by less cannot be told apart.",
     ]
     if missing:
         text.append(f"\nNot measured with enough methods yet: {', '.join(missing)}.")

@@ -342,13 +342,14 @@ def _index(plan: Plan, done: list[Recipe]) -> str:
     text = [
         "# Results",
         "",
-        "These pages compare published tables with our own runs. Each page has the published",
-        "figures, our figures, the order of the methods, and how our runs differ from the paper.",
+        "These pages are for readers of the papers. They compare published tables with our own",
+        "runs. Each page has the published figures, our figures, the order of the methods, and",
+        "how our runs differ from the paper. Rows named after a paper's method run the method",
+        "of the paper; `census`, `blend` and `mosaic` are our own methods.",
+        "[](../reproducing.md) says how to run a table again.",
+        "",
         "The pages are generated from [the summaries](summaries.jsonl) of the runs. Times are",
         "wall-clock times; the machine was shared with other programs.",
-        "",
-        "A row with the name of a paper's method is the method as printed. `census`, `blend` and",
-        "`mosaic` are our own methods.",
         "",
         f"**{len(done)} of {len(RECIPES)} tables and figures have a page.** Of {whole:,} cells, "
         f"{paper:,} have a figure at the published size, {reduced:,} more at reduced scale, and "

@@ -1,3 +1,4 @@
+import itertools
 import json
 import shutil
 import subprocess
@@ -101,6 +102,18 @@ def test_help_teaches_with_an_example(call, command):
 def test_help_explains_arguments(call, command, words):
     _, out, _ = call(command, "--help")
     assert words in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", ["advise", "plan", "deploy node", "bench"])
+def test_help_breaks_lines_only_where_the_terminal_does(call, command, width, monkeypatch):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
+    _, out, _ = call(*command.split(), "--help")
+    lines = [line.strip() for line in out.partition("Example")[0].splitlines()]
+    assert max(map(len, lines)) > 60
+    for line, after in itertools.pairwise(lines):
+        if line and after:  # the next word did not fit
+            assert len(f"{line} {after.split()[0]}") > width - 2
 
 
 def test_the_version_is_told(call):

@@ -42,10 +42,10 @@ def test_the_table_of_operating_characteristics_counts(tmp_path):
 
     lines = [{"row": "odd-20", "seed": i, "odd_found": i != 3} for i in range(20)]
     table = {line[0]: line[1:] for line in evidence_rows.measure(lines)}
-    assert table["A1: one relabelled client in 20 found"][2:] == [
+    assert table["one relabelled client of 20: found"][2:] == [
         "19 of 20", "75.1% to 99.9%", "yes",
     ]  # fmt: skip
-    assert table["A1: in 60"][2:] == ["not run", "", ""]
+    assert table["one of 60: found"][2:] == ["not run", "", ""]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{evidence_rows.START}\nold\n{evidence_rows.END}\nafter\n")
     evidence_rows.write_page(page, lines)

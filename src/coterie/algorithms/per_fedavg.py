@@ -45,7 +45,7 @@ class State(NamedTuple):
 @register("per_fedavg")
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    """Learn a common model that one gradient step makes a good personal one.
+    """Learn a common model that fits each client after one gradient step.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def advise(
     why: Annotated[
         str,
         typer.Option(
-            help="What clients may send to say in what groups differ: 'columns,labels', one of "
+            help="What clients may send to explain how groups differ: 'columns,labels', one of "
             "them, or 'nothing'."
         ),
     ] = "auto",
@@ -44,11 +44,10 @@ def advise(
 ) -> None:
     """Find out before training whether the clients should be grouped.
 
-    Every client evaluates a few random networks, which are never trained. What really differs
-    between clients repeats itself in other rows of the same clients; chance does not. The advice
-    says which clients are unlike all others, whether the rest are groups, how many, and in what
-    they differ: in inputs or the meaning of labels, in label frequencies only, or client by
-    client. It takes one to three exchanges of some kilobytes.
+    Every client evaluates a few random networks, which are never trained, and sends a few
+    kilobytes. Differences that appear again in other rows of the same clients are real; the others
+    are chance. The advice says which clients are unlike all others, how many groups the rest
+    form, and in what the groups differ.
 
     Examples:
 

@@ -57,18 +57,20 @@ for _entry in entry_points(group="coterie.commands"):  # of other packages
 app.add_typer(deploy.app, name="deploy")
 
 
-def _join_lines(text: str) -> str:
-    """A docstring whose paragraphs are one line each, as help wraps them itself.
+def _join_lines(commands: typer.Typer | None) -> None:
+    """Let the terminal break the lines of help texts: Typer keeps the breaks of the docstrings."""
+    if commands is None:
+        return
+    for command in commands.registered_commands:
+        parts = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(
+            part if part.startswith(" ") else part.replace("\n", " ") for part in parts
+        )
+    for group in commands.registered_groups:
+        _join_lines(group.typer_instance)
 
-    >>> _join_lines("Do it.\\n\\n    One\\n    two.\\n\\n      coterie do it\\n")
-    'Do it.\\n\\nOne two.\\n\\n  coterie do it'
-    """
-    parts = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(p if p.startswith(" ") else " ".join(p.splitlines()) for p in parts)
 
-
-for _command in (*app.registered_commands, *deploy.app.registered_commands):
-    _command.help = _join_lines(_command.help or inspect.getdoc(_command.callback) or "")
+_join_lines(app)
 
 
 def _version(wanted: bool) -> None:

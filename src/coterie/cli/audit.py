@@ -17,10 +17,10 @@ def audit(
 ) -> None:
     """Verify that nobody changed a run: its record, rounds, groups, checkpoints and results.
 
-    The record of a run is a log chained by hashes. The audit verifies the chain, replays who was
-    in which group when, and compares the other files with it. The exit code is 1 if something was
-    changed. Keep the last hash elsewhere and pass it later as --expect: who can change the folder
-    can also write a new chain, but not one that contains this hash.
+    Each line of the record holds a hash of the line before it. The audit verifies these hashes,
+    replays the groups of every round, and compares the other files with the record. The exit code
+    is 1 if something was changed. A person who can change the folder can also write a new record.
+    To notice that, keep the last hash elsewhere and pass it later as --expect.
 
     Examples:
 

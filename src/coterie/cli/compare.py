@@ -27,9 +27,9 @@ def compare(
 ) -> None:
     """Compare runs in one table and, if you like, in one picture.
 
-    Runs on different data, or with other test rows, are compared fairly on the same new rows:
-    --data. These are read as the data of each run were. How files are written and --names may
-    differ; all other options below may be repeated, but not changed.
+    To compare runs on different data, or with different test rows, score all of them on the same
+    new rows with --data. The new rows are read with the options of each run. Only --names and the
+    options for the file format may differ; the others may be repeated, but not changed.
 
     Examples:
 

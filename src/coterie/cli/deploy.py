@@ -17,8 +17,8 @@ Deployment = Annotated[Path, typer.Argument(help="A folder made by coterie deplo
 Answer = Annotated[
     list[str] | None,
     typer.Option(
-        help="A task or question that nodes answer, or 'all'; may be repeated. Default: all that "
-        "tell nothing about single classes or rows, such as label counts."
+        help="A task or question that nodes answer, or 'all'. May be repeated. Default: all whose "
+        "replies reveal nothing about single classes or rows."
     ),
 ]
 Name = Annotated[str, typer.Option(help="The client's name.")]
@@ -107,8 +107,8 @@ def up(
         bool,
         typer.Option(
             "--database",
-            help="Keep the SuperLink's state in a file. Slower; without it, a SuperLink that is "
-            "restarted has forgotten the Flower run, and the round begins again.",
+            help="Keep the SuperLink's state in a file. This is slower. Without it, a SuperLink "
+            "that is restarted loses the Flower run, and the round begins again.",
         ),
     ] = False,
     stock: Annotated[
@@ -121,7 +121,7 @@ def up(
 ) -> None:
     """Start a federation on this machine: a SuperLink with TLS, and nodes with their own keys.
 
-    A supervisor starts again what ends.
+    A supervisor restarts a process that stops.
 
     Examples:
 
@@ -331,10 +331,10 @@ def node(
         typer.Option("--stock", help="Use Flower's own SuperNode. Slower, and it runs apps."),
     ] = False,
 ) -> None:
-    """Run a node on a client's machine until Ctrl-C, and start it again if it ends.
+    """Run a node on a client's machine until Ctrl-C, and restart it if it stops.
 
-    A node can serve several clients: --name has their names, separated by commas, and --data and
-    --key are folders with a file for each.
+    A node can serve several clients. Give their names to --name, separated by commas, and give
+    --data and --key a folder with one file per client.
 
     Example:
 

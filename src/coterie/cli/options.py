@@ -32,8 +32,8 @@ Data = Annotated[
 Why = Annotated[
     str | None,
     typer.Option(
-        help="What clients may send to say in what groups differ: columns, labels, predictions, "
-        "images, with commas between them, or 'nothing'."
+        help="What clients may send to explain how groups differ: 'nothing', or a list, separated "
+        "by commas, of columns, labels, predictions and images."
     ),
 ]
 Rows = Annotated[
@@ -64,12 +64,12 @@ READING: dict[str, tuple[Any, Any]] = {
     ),
     "unit": (
         list[str],
-        "Column whose rows belong together, e.g. the patient: kept on one side of every split, "
-        "counted once. May be repeated.",
+        "Column that says which rows belong together, e.g. the patient. They stay on one side of "
+        "every split and count once. May be repeated.",
     ),
     "time": (
         list[str],
-        "Column that orders the rows: the latest are held back for testing. May be repeated, "
+        "Column that orders the rows. The latest are held back for testing. May be repeated, "
         "e.g. year, month, day.",
     ),
     "normalise": (bool, "Standardise numbers. Default: yes."),

@@ -45,13 +45,12 @@ def plan(
 ) -> None:
     """Predict the time and the bytes of a round, and the memory, before a long run.
 
-    It runs a few rounds on this machine with some of your clients, then with more, for a few
-    seconds, and extends the line to all of them. The plan says what limits the run first, and what
-    to do about it. Nothing is saved.
+    It runs a few rounds with some of your clients, then with more, and extrapolates to all of
+    them. This takes a few seconds, and nothing is saved. The plan says what limits the run first,
+    and what to do about it.
 
-    The line of the server carries the messages of all clients. Its speed matters in a deployment
-    of many clients; every client is assumed to have a machine of its own, as fast as this one, and
-    a line that keeps up.
+    For a deployment (--clients), every client is assumed to have its own machine, as fast as this
+    one. The network connection of the server carries the messages of all clients.
 
     Examples:
 

@@ -20,11 +20,11 @@ def recheck(
 ) -> None:
     """Compare new data with the groups of a run: who stays, who moved, who fits nowhere.
 
-    Clients are known by their names; those with other names are placed as newcomers. Without
-    labels inputs alone are compared. Nothing is trained.
+    Clients are recognised by their names; clients with new names are placed as newcomers. Without
+    labels, only the inputs are compared. Nothing is trained.
 
-    New data are read as the data of the run were. How files are written, --unit and --names may
-    differ; all other options below may be repeated, but not changed.
+    The new data are read with the options of the run. Only --unit, --names and the options for the
+    file format may differ from the run; the others may be repeated, but not changed.
 
     Examples:
 

@@ -17,9 +17,9 @@ def report(
 ) -> None:
     """Write a page about a run, to hand over: one HTML file that needs no network.
 
-    It has the recommendation, the groups and why they differ, what each client gains, odd clients,
-    how the groups formed, curves, the data with warnings, what left the clients, and how to run it
-    again. Of an unfinished run it shows what there is and says what is missing.
+    It contains the recommendation, the groups and how they differ, the gain of each client, odd
+    clients, curves, the data with warnings, what left the clients, and how to repeat the run. For
+    an unfinished run, it says what is missing.
 
     Examples:
 

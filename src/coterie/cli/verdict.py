@@ -19,9 +19,9 @@ def verdict(
 ) -> None:
     """Say after a run whether to use one model, a model per group, or a model per client.
 
-    The verdict compares losses on held-out data client by client. If the run has not been compared
-    with one model for all and with every client alone, these are trained first, for the same
-    number of rounds. You can stop this at any time; the same command continues it.
+    The verdict compares losses on held-out data, client by client. If the run was made with
+    --no-compare, one model for all and every client alone are trained first, for the same number
+    of rounds. You can stop this at any time; the same command continues it.
 
     Examples:
 

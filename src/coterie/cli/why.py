@@ -18,10 +18,10 @@ def why(
 ) -> None:
     """Say after a run in what each group, and each odd client, differs from the others.
 
-    At most five statements about each, the most telling first: columns whose means differ, labels
-    that are more or less frequent, and what the model of one group says of the rows of another.
-    The rows compared are rows that trained nothing. What clients sent for this is listed at the
-    end; `coterie run --why` lets them send less.
+    There are at most five statements about each, with the largest difference first: columns whose
+    means differ, labels that are more or less frequent, and predictions of one group's model on the
+    rows of another. Only rows that trained no model are compared. The end lists what clients sent
+    for this; with `coterie run --why` they send less.
 
     Examples:
 

@@ -21,19 +21,19 @@ class Policy:
     Parameters
     ----------
     mean
-        How every mean of every method is taken, group by group.
+        How the server averages the replies of each group, for every method.
 
         "plain"              the weighted mean
         "clipped"            replies farther from the present model than the median are moved closer
-        "trimmed"            number by number, without the largest and the smallest
-        "median"             number by number, the one in the middle
-        "geometric_median"   a centre of the replies that far ones hardly move
+        "trimmed"            the mean of each weight, without the largest and the smallest values
+        "median"             the median of each weight
+        "geometric_median"   a centre of the replies that distant ones hardly move
         "centred_clipping"   the same by clipping, around the result itself
         "krum"               the one reply with the nearest neighbours
 
-        "plain", and "clipped" with a `radius`, hold one sum a group in memory. All others hold
-        every reply until the last is there, and then once more those of one group: a model's size
-        times the number of clients. All but "trimmed" and "median" also hold a number for each
+        "plain", and "clipped" with a `radius`, keep one sum per group in memory. All others keep
+        every reply (the size of a model times the number of clients), and those of one group once
+        more while they are combined. All but "trimmed" and "median" also keep a number for each
         pair of members. A group with fewer than three replies gets the plain mean, with a warning.
     liars
         Share of a group's members that may lie: "trimmed" drops this share on each side, and "krum"
@@ -47,11 +47,11 @@ class Policy:
     strikes
         After this number of faulty replies a client is asked no more.
     min_group
-        A mean of fewer clients is not passed on: the group keeps its model. The result has no
-        model and no figures of such groups, nor of single clients.
+        A group with fewer clients keeps its model. The result has no model and no figures of such
+        groups, nor of single clients.
     tell
-        Warn if a group has too few replies for the rule, and the plain mean is taken. Methods that
-        have a rule of their own do not.
+        Warn if a group has too few replies for the rule, so that the plain mean is used. Methods
+        with a rule of their own do not warn.
     """
 
     mean: Rule = "plain"

@@ -67,7 +67,7 @@ def mixture_tight(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> FederatedData:
-    """Gaussian groups packed as tightly as 50 draws allow, `separation` apart at the least.
+    """Gaussian groups with centres at least `separation` apart, the closest of 50 draws.
 
     `shift` moves each client's copy of a group by normal noise of this size: the clients then
     agree on no centre exactly.

@@ -157,7 +157,7 @@ def blobs(
     unequal: bool = False,
     test: int = 20,
 ) -> FederatedData:
-    """Classes as round clouds in the same places for all, named differently by each group.
+    """Round classes at the same points for all clients; each group has its own labels for them.
 
     Inputs look alike everywhere, so one model for all cannot do well and a group needs its own.
 
@@ -221,19 +221,19 @@ def digits(
     n_max: int | None = None,
     flat: bool = True,
 ) -> FederatedData:
-    """Handwritten digits, seen by each group in another orientation.
+    """Handwritten digits, rotated or mirrored differently in each group.
 
     Every group has all 1,797 images that come with scikit-learn (8 x 8 pixels, scaled to [0, 1]),
-    cut among its clients; within a group no image is used twice. Groups 0 to 3 turn them by 0, 90,
-    180 and 270 degrees, groups 4 to 7 see the mirror images of these, any further one has its
-    pixels in a random order of its own.
+    divided among its clients; within a group no image is used twice. Groups 0 to 3 rotate them by
+    0, 90, 180 and 270 degrees, groups 4 to 7 have the mirror images of these, and any further group
+    has its pixels in a random order.
 
     Parameters
     ----------
     per_client
         Images of a client, training and test together; an equal cut if None.
     n_max
-        Use so many of the images; all if None.
+        Number of images used; None: all.
     flat
         Images as 64 numbers, or as [1, 8, 8].
 

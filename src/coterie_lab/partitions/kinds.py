@@ -12,7 +12,7 @@ from coterie.data.synthetic import problem
 def digits_without_groups(
     n_clients: int = 20, sizes: str = "equal", test_fraction: float = 0.25, seed: int = 0
 ) -> FederatedData:
-    """Handwritten digits, dealt to clients at random: no groups.
+    """Handwritten digits, assigned to clients at random, so that there are no groups.
 
     Parameters
     ----------

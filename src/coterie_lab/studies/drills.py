@@ -602,17 +602,17 @@ def write_page(lines: list[dict[str, Any]]) -> str:
     out = [
         "# Attacks and faults, before and now",
         "",
-        "What was tried on the first version, and what happens today. Made by",
-        "`python -m coterie_lab.studies.drills`; *before* is the first version (commit 07d43ee).",
-        "What stops each attack, and what is not covered, stands in `SECURITY.md` of the",
-        "repository.",
+        "This page is for those who judge how safe Coterie is. It lists attacks and faults,",
+        "what they did to the first version (*before*, commit 07d43ee), and what happens now.",
+        "`SECURITY.md` of the repository says what stops each attack, and what is not covered.",
+        "`python -m coterie_lab.studies.drills` makes this page.",
     ]
     replies = [line for line in lines if line["part"] == "replies"]
     out += ["", "## One lying client of six", ""]
     out += [
-        "Three rounds of " + ", ".join(f"`{method}`" for method in METHODS) + ". *Moved*: how far",
-        "the models end from those of honest clients, the largest over methods; leaving the client",
-        "out has the size that most rows show. Evaluations are lied about in",
+        "Runs have three rounds of " + ", ".join(f"`{method}`" for method in METHODS) + ". *Moved*",
+        "is the largest distance over methods between the final models and those of honest",
+        "clients; in most rows it is that of leaving the client out. Lies in evaluations are in",
         "`tests/running/test_liars.py`.",
         "",
         "| reply | before | through bytes | in the simulation | client named | moved |",
@@ -628,7 +628,7 @@ def write_page(lines: list[dict[str, Any]]) -> str:
         moved = f"{100 * max(line['moved'] for line in some):.0f} %"
         before = BEFORE.get(case, "left out, named")
         out.append(f"| {case} | {before} | {ends[0]} | {ends[1]} | {who} | {moved} |")
-    for part, title in (("folders", "A stranger's run folder"), ("files", "Data files")):
+    for part, title in (("folders", "A run folder from somebody else"), ("files", "Data files")):
         out += ["", f"## {title}", "", "| case | before | now |", "|---|---|---|"]
         for line in (line for line in lines if line["part"] == part):
             harm = "**HARM** " if line.get("harm") else ""

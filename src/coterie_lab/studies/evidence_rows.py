@@ -323,61 +323,70 @@ FURTHER = {
 """Kinds of federations that are in the table for comparison, without a goal."""
 VERDICTS = ("verdict-one", "verdict-found", "verdict-forced", "verdict-hospitals")
 GOALS = (
-    Goal("V1, V2: no groups, one asked for: groups recommended", "at most 5 %",
+    Goal("no groups, one requested: groups recommended", "at most 5 %",
          "2 of 20; interval excludes 0 in 9", ("verdict-one",), _groups, most=0.05),
     Goal("no groups, number found by `census`: groups recommended", "at most 5 %", "4 of 28",
          ("verdict-found",), _groups, most=0.05),
-    Goal("no groups, two forced on five methods: groups recommended", "at most 5 %", "",
+    Goal("no groups, two requested from five methods: groups recommended", "at most 5 %", "",
          ("verdict-forced", "verdict-hospitals"), _groups, most=0.05),
-    Goal("one group found: the verdict says so instead of comparing", "always", "never",
+    Goal("one group found: the verdict says so", "always", "never",
          VERDICTS, lambda line: line["says_one"] if line["n_groups"] < 2 and not line["odd"]
          else None, least=1.0),
-    Goal("V3: one relabelled client in 20, after `fit`: named and trained alone", "", "not named",
+    Goal("one relabelled client of 20, `fit`: named and trained alone", "", "not named",
          ("odd-20-fit",), share("odd_found"), least=0.95),
-    Goal("V6: 1,000 clients of 5 rows: a verdict", "a verdict", "none", ("thousand",),
+    Goal("1,000 clients of 5 rows: a recommendation is made", "a verdict", "none", ("thousand",),
          lambda line: line["recommendation"] != "undecided", least=0.95),
-    Goal("the same with `ifca`, whose groups are still mixed after 15 rounds", "", "",
+    Goal("the same with `ifca`, after 15 rounds", "", "",
          ("thousand-ifca",), lambda line: line["recommendation"] != "undecided"),
-    Goal("V7: groups become alike, time named: right for later rows", "right", "0 of 5",
+    Goal("groups become alike, `time=` given: right for later rows", "right", "0 of 5",
          ("drift",), _found_future, least=0.95),
-    Goal("the same, time not named", "", "0 of 5", ("drift-unnamed",), _found_future),
-    Goal("A1: one relabelled client in 20 found", "95 %", "29 of 39", ODD[:1],
+    Goal("the same without `time=`", "", "0 of 5", ("drift-unnamed",), _found_future),
+    Goal("one relabelled client of 20: found", "95 %", "29 of 39", ODD[:1],
          share("odd_found"), least=0.95),
-    Goal("A1: in 60", "95 %", "0 of 31", ODD[1:2], share("odd_found"), least=0.95),
-    Goal("A1: in 150", "95 %", "0 of 6", ODD[2:], share("odd_found"), least=0.95),
-    Goal("no odd client: any called odd", "at most 5 %", "", CLEAN,
+    Goal("one of 60: found", "95 %", "0 of 31", ODD[1:2], share("odd_found"), least=0.95),
+    Goal("one of 150: found", "95 %", "0 of 6", ODD[2:], share("odd_found"), least=0.95),
+    Goal("no odd client: any client called odd", "at most 5 %", "", CLEAN,
          lambda line: line["false_odd"] > 0, most=0.05),
     Goal("no odd client: more than one group", "at most 5 %", "", CLEAN,
          lambda line: line["n_groups"] != 1, most=0.05),
-    Goal("A2, `advise`: everything right", "95 %", "52 of 52", ("a2",), share("exact"), least=0.95),
-    Goal("A2, `fit`: the nine others right, the odd one apart", "95 %", "0 of 5", ("a2-fit",),
+    Goal("ten sites: two groups and an odd one, `advise`: all right", "95 %", "52 of 52",
+         ("a2",), share("exact"), least=0.95),
+    Goal("the same, `fit`: the groups right, the odd one apart", "95 %", "0 of 5", ("a2-fit",),
          lambda line: line["rest"] and line["odd_found"], least=0.95),
-    Goal("A3, `advise`", "95 %", "39 of 49", ("a3",), share("exact"), least=0.95),
-    Goal("A3, `fit`", "95 %", "", ("a3-fit",), share("sets"), least=0.95),
-    Goal("A5: distinct rows", "", "", ("a5-distinct",), share("exact"), least=0.95),
-    Goal("A5: repeated rows, named", "as distinct rows", "", ("a5-repeats-named",),
+    Goal("nine sites in three groups, `advise`: all right", "95 %", "39 of 49",
+         ("a3",), share("exact"), least=0.95),
+    Goal("the same, `fit`", "95 %", "", ("a3-fit",), share("sets"), least=0.95),
+    Goal("two groups, distinct rows: all right", "", "",
+         ("a5-distinct",), share("exact"), least=0.95),
+    Goal("two groups, repeated rows, `unit=` given: all right", "as distinct rows", "",
+         ("a5-repeats-named",),
          share("exact"), least=0.95),
-    Goal("A5: five rows a patient, named", "as distinct rows", "",
+    Goal("two groups, five rows per patient, `unit=` given: all right", "as distinct rows", "",
          ("a5-patients-named",), share("exact"), least=0.95),
-    Goal("A5: repeated rows, not named: right", "", "0 of 40", ("a5-repeats",), share("exact")),
-    Goal("A5: repeated rows, not named: warned", "a warning", "none", ("a5-repeats",),
+    Goal("repeated rows without `unit=`: all right", "", "0 of 40",
+         ("a5-repeats",), share("exact")),
+    Goal("repeated rows without `unit=`: a warning", "a warning", "none", ("a5-repeats",),
          share("warned"), least=1.0),
-    Goal("A5: five rows a patient, not named: right", "", "", ("a5-patients",), share("exact")),
-    Goal("A6: news desks found by `advise` and `fit`, accuracy 80 %", "found, 80 %", "45.7 %",
+    Goal("five rows per patient without `unit=`: all right", "", "",
+         ("a5-patients",), share("exact")),
+    Goal("news desks: found by `advise` and `fit`, accuracy 80 %", "found, 80 %", "45.7 %",
          ("a6",), _text, least=0.95),
-    Goal("A8: three response surfaces", "", "37 of 57", ("a8",), share("exact"), least=0.95),
-    Goal("A9: 3 and 8 exchanged", "", "23 of 41", ("a9",), share("exact"), least=0.95),
-    *(Goal(f"{what}: everything right", "", "", (row,), share("exact"))
+    Goal("15 plants with three response surfaces: all right", "", "37 of 57",
+         ("a8",), share("exact"), least=0.95),
+    Goal("three groups, one with 3 and 8 exchanged: all right", "", "23 of 41",
+         ("a9",), share("exact"), least=0.95),
+    *(Goal(f"{what}: all right", "", "", (row,), share("exact"))
       for row, what in FURTHER.items()),
-    Goal("no groups, 16 kinds: more than one", "at most 5 %", "", tuple(NULLS),
+    Goal("no groups, 16 kinds of data: more than one found", "at most 5 %", "", tuple(NULLS),
          lambda line: line["n_groups"] != 1, most=0.05),
-    Goal("no groups, 16 kinds: any odd", "at most 5 %", "", tuple(NULLS),
+    Goal("no groups, 16 kinds of data: any client called odd", "at most 5 %", "", tuple(NULLS),
          lambda line: line["false_odd"] > 0, most=0.05),
     Goal("recheck, no change: any client said to have changed", "at most 5 %", "",
          ("recheck", "recheck-sites"), lambda line: line["seen false"] > 0, most=0.05),
-    Goal("the same where the groups of the run are wrong", "", "", ("recheck", "recheck-sites"),
+    Goal("the same, only runs with wrong groups", "", "", ("recheck", "recheck-sites"),
          lambda line: None if line["groups"] else line["seen false"] > 0),
-    Goal("recheck: moved, fits nowhere, newcomers all right", "", "", ("recheck",),
+    Goal("recheck: moved clients, clients that fit nowhere and new clients all right", "", "",
+         ("recheck",),
          lambda line: all(now == (None if g < 0 else g) for _, now, g in
                           line["seen found"].values()), least=0.95),
     Goal("recheck without labels, no change: any client said to have changed", "at most 5 %", "",
@@ -396,7 +405,7 @@ def measure(lines: list[Line]) -> list[list[str]]:
         found = [goal.hit(line) for row in goal.rows for line in by_row.get(row, [])]
         counted = [bool(hit) for hit in found if hit is not None]
         out.append([goal.what, goal.must, goal.before, *_judge(goal, sum(counted), len(counted))])
-    for row, name in (("cover-alike", "no groups, two forced"), ("cover-turned", "four groups")):
+    for row, name in (("cover-alike", "no groups, two requested"), ("cover-turned", "four groups")):
         for trainings, claim in COVERED.items():
             share, low, high, n = count_covered(by_row.get(row, []), trainings)
             what = f"95 % intervals of gains cover {claim} ({name})"
@@ -431,7 +440,7 @@ def _judge(goal: Goal, hits: int, n: int) -> list[str]:
 
 ENOUGH = 20
 """Number of federations below which a line of the table says nothing."""
-HEADS = ("federations", "must", "before", "now", "95 % interval", "met")
+HEADS = ("federations", "goal", "before", "now", "95 % interval", "met")
 START, END = "<!-- operating characteristics -->", "<!-- end of operating characteristics -->"
 
 

@@ -1,13 +1,12 @@
 """Census: groups from losses in units of their noise, added up over the rounds.
 
-Every round each client evaluates the models of all groups, and sends its mean losses and their
-standard errors. Losses are put in units of their noise and kept: clients that once differed by far
-more than chance stay apart, however similar later models treat them. The number of groups is the
-smallest whose members differ by no more than noise, one group included. Clients that are unlike all
-others, by a survey before training or by their losses, are set aside and trained alone. When the
-groups no longer change, clustering stops. Newcomers then answer the questions of a survey, as the
-members did. A newcomer goes to the group that it fits; if it fits several, to the one whose model
-has the smallest loss on its rows. It may fit no group.
+In every round each client evaluates the models of all groups, and sends its mean losses and their
+standard errors. The server divides losses by their noise and keeps them, so that clients that once
+differed by far more than chance stay apart. It takes the smallest number of groups, which may be
+one, whose members differ by no more than noise. Clients that are unlike all others, by a survey
+before training or by their losses, are set aside and trained alone. When the groups no longer
+change, clustering stops. New clients answer the questions of a survey, as the members did. They
+join the group that they fit, or none; if several fit, the one whose model has the smallest loss.
 
 References
 ----------
