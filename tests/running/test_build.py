@@ -38,7 +38,7 @@ def test_an_unreadable_run_file_is_one_sentence(tmp_path, name, text):
 
 
 def test_a_missing_run_file_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot be read: .*directory"):
+    with pytest.raises(ConfigError, match=r"cannot be read: it is a folder"):
         read(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         read(tmp_path / "none.toml")

@@ -191,11 +191,8 @@ def _answered(reply: Mapping[str, Tensor]) -> Tensor:
     """Clients whose answers are numbers, with a warning about the others: [m]."""
     good = torch.stack([part.flatten(1).isfinite().all(1) for part in reply.values()]).all(0)
     if not bool(good.all()):
-        warnings.warn(
-            f"{int((~good).sum())} of {len(good)} clients answered the survey with values that are "
-            "not numbers; they are set aside, and placed once they answer.",
-            stacklevel=2,
-        )
+        many = f"{int((~good).sum())} of {len(good)} clients"
+        warnings.warn(f"{many} answered the survey with values that are not numbers.", stacklevel=2)
     return good
 
 
@@ -276,10 +273,7 @@ def look(
         found = decide(ordered, fold(seed, "groups"), max_groups, n_groups)
         back = order.argsort()
         found = found._replace(
-            labels=found.labels[back],
-            odd=found.odd[back],
-            networks=networks,
-            answers=answers,
+            labels=found.labels[back], odd=found.odd[back], networks=networks, answers=answers
         )
         if found.confidence == 1:
             break
