@@ -118,6 +118,7 @@ def test_notebooks_json_and_tables():
     html = why._repr_html_()
     assert "age &lt;i&gt; is higher" in html
     assert "no difference beyond chance" in html
+    assert 'style="white-space: pre-line">Each client sent:\n' in html  # a line for each
     assert len(why.statements) == 2
     plain = json.loads(json.dumps(why.to_json()))
     assert plain["groups"][0]["statements"][0]["text"].startswith("age <i> is higher")

@@ -359,7 +359,13 @@ class Verdict:
         from html import escape
 
         tables = self.compared._repr_html_() + self.table._repr_html_()
-        return f"<p>{escape(self.sentence)}</p>{tables}"
+        return f"<p><b>{escape(self.headline)}</b></p>{self.list_points()}{tables}"
+
+    def list_points(self) -> str:
+        """What the recommendation rests on, as an HTML list."""
+        from html import escape
+
+        return f"<ul>{''.join(f'<li>{escape(point)}</li>' for point in self.points)}</ul>"
 
 
 def _finite(values: list[float | None]) -> list[float]:

@@ -139,7 +139,9 @@ class Why:
             )
             parts.append(f"<p><b>{escape(_title(line))}</b></p>")
             parts.append(f"<ul>{items}</ul>" if items else f"<p>{_nothing(self)}</p>")
-        parts += [f"<p>{escape(text)}</p>" for text in self._small_print()]
+        # A list keeps a line for each of its points.
+        look = ' style="white-space: pre-line"'
+        parts += [f"<p{look}>{escape(text)}</p>" for text in self._small_print()]
         return "".join(parts if self.compared else [f"<p>{escape(str(self))}</p>"])
 
     def _told(self) -> list[str]:
