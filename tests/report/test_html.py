@@ -300,6 +300,15 @@ def test_labels_keep_their_order_and_a_provisional_verdict_says_so_once(folder):
     assert Page(render(contents)).text.count("Provisional: the loss still falls") == 1
 
 
+def test_a_card_leaves_out_what_all_names_share(folder):
+    contents = read_contents(folder)
+    names = [f"PRSA_Data_{place}_20130301-20170228" for place in ("Dongsi", "Gucheng")]
+    cards = [{**contents.groups[0], "clients": names}]
+    final = contents.final | {"groups": {"groups": cards}}
+    page = Page(render(replace(contents, final=final, names=names)))
+    assert "2 clients: …Dongsi…, …Gucheng…" in page.text
+
+
 def test_the_journey_names_groups_that_are_left_empty():
     rounds = [{"round": i + 1, "assignment": a} for i, a in enumerate([[0, 1], [2, 2]])]
     drawn = journey_figure(Record(Path("x"), "x", rounds), ["a", "b"], {2: "group 0"})
