@@ -89,7 +89,9 @@ def test_objects_are_short_in_a_console_and_rich_in_a_notebook(fit, table):
     assert repr(fit).startswith("Fitted(fedavg, 3 clients, 1 group, 5 rounds, accuracy ")
     for one in (data, advice, fit, both, both.verdict):
         assert one._repr_html_().startswith("<")
-    assert both.verdict.reasons.split(".")[0] in both._repr_html_()
+    for one in (both, both.verdict):
+        assert one._repr_html_().count("<li>") == len(both.verdict.points)
+    assert f"<b>{both.verdict.headline}</b>" in both.verdict._repr_html_()
     evil = coterie.from_table(
         {"s": ["<script>"] * 4, "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}, client="s", label="y"
     )

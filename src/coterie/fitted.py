@@ -192,7 +192,7 @@ class Fitted:
     def _repr_html_(self) -> str:
         parts = [f"<p><b>{escape(self.sentence)}</b></p>"]
         if "verdict.json" in self.files:
-            parts.append(f"<p>{escape(self.verdict.reasons)}</p>")
+            parts.append(self.verdict.list_points())
         parts += [f"<p>Warning: {escape(str(warning))}</p>" for warning in self.warnings]
         return "".join(parts) + self.groups._repr_html_()
 

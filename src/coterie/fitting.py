@@ -259,9 +259,12 @@ def compare(
         curves = {name: [_thin(line) for line in one.rounds] for name, one in others.items()}
         result.files["curves.json"] = to_json(no_nan(curves))
         result.summary["verdict"] = {name: verdict[name] for name in HEADLINE}
-    ways = {"the groups": result} | {NAMES[a]: others[n] for a, n in ARMS.items() if n in others}
+    own = {method: NAMES[arm] for arm, method in ARMS.items() if method}.get(
+        result.description.get("algorithm", {}).get("name"), "the groups"
+    )
+    ways = {own: result} | {NAMES[a]: others[n] for a, n in ARMS.items() if n in others}
     if len(result.summary.get("groups", {})) == 1 and len(ways) > 1:
-        ways.pop("the groups")  # which would be one model for all, said twice
+        ways.pop(own)  # which would be one model for all, said twice
     rising = [
         warn_of_loss(dict(one.held_out.get("by_round", [])), way) for way, one in ways.items()
     ]

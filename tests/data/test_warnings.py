@@ -165,6 +165,7 @@ def test_rising_loss_of_a_run_is_in_its_summary(tmp_path):
     data = coterie.from_arrays(xs, ys)
     fit = coterie.fit(data, "fedavg", rounds=25, quiet=True, out=tmp_path / "run")
     assert [warning.kind for warning in fit.warnings] == ["loss"]
+    assert str(fit.warnings[0]).startswith("The held-out loss of one model for all rises")
     assert [w.text for w in coterie.load(tmp_path / "run").warnings] == [
         w.text for w in fit.warnings
     ]

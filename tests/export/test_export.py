@@ -164,6 +164,31 @@ def test_the_example_runs_without_coterie(fit, tmp_path):
         assert str(name) in done.stdout
 
 
+def test_rows_without_a_header_are_read_as_the_clients_tables_were(tmp_path):
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        rows = [f"{x:.3f},{z:.3f},{int(x > 0)}" for x, z in rng.normal(size=(30, 2))]
+        (sites / f"{site}.csv").write_text("\n".join(rows))
+    data = coterie.from_folder(sites, label="column_3")
+    fit = coterie.fit(data, "fedavg", model="linear", rounds=2, quiet=True)
+    fit.export(tmp_path / "models", "torch")
+    bundle = Bundle(tmp_path / "models")
+    said = bundle.predict(sites / "a.csv", 0)
+    assert list(map(str, said)) == [str(one) for one in fit.predict(sites / "a.csv", group=0)]
+    assert len(said) == 30
+    with pytest.raises(ValueError, match="must be a column 'column_1'"):
+        bundle.predict({"x": [1.0]}, 0)
+
+
+def test_the_readme_of_a_bundle_of_arrays_names_an_array(tmp_path):
+    data = coterie.from_arrays([np.zeros((6, 2)), np.ones((6, 2))], [[0, 1] * 3] * 2)
+    fit = coterie.fit(data, "fedavg", model="linear", rounds=1, quiet=True)
+    fit.export(tmp_path / "models", "torch")
+    assert "example.py rows.npy" in (tmp_path / "models" / "README.md").read_text()
+
+
 def test_safetensors_hold_the_weights(fit, tmp_path):
     from safetensors.numpy import load_file
 

@@ -16,20 +16,20 @@ NONE = {
 
 def test_words():
     assert evidence.words([CLEAR, NONE]) == (
-        "Number of groups: 3. The conditional noise ratio is 1.1 with 3 and 9 with 2. "
+        "Number of groups: 3. The noise ratio (conditional) is 1.1 with 3 and 9 with 2. "
         "The next best is 4."
     )
     assert evidence.words([NONE]) == (
-        "Number of groups: no number up to 4 fits. The joint noise ratio is 7.5 at best; only up "
-        "to 1.3 is noise. Nothing fits."
+        "Number of groups: no number up to 4 fits. The noise ratio (joint) is 7.5 at best; chance "
+        "alone reaches 1.3. Nothing fits."
     )
     one = {**NONE, "ks": [1], "values": [9.0], "threshold": [1.3]}
     assert evidence.words([one]) == (
-        "Number of groups: one group does not fit. The joint noise ratio is 9; only up to 1.3 is "
-        "noise."
+        "Number of groups: one group does not fit. The noise ratio (joint) is 9; chance alone "
+        "reaches 1.3."
     )
     bare = {**NONE, "threshold": [], "criterion": "unexplained share"}
-    assert "unexplained share is 7.5 at best. Nothing fits." in evidence.words([bare])
+    assert "unexplained share (joint) is 7.5 at best. Nothing fits." in evidence.words([bare])
     close = evidence.words([{**CLEAR, "close": [2, 4]}])
     assert "With this number of samples, 3 cannot be told from 2 or 4." in close
 

@@ -268,6 +268,54 @@ def test_a_report_must_be_an_html_file(folder, tmp_path):
         coterie.load(folder).report(tmp_path / "report.pdf")
 
 
+def test_a_report_that_cannot_be_written_says_why(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"folder .*file.nothing could not be made .*Give the"):
+        coterie.load(folder).report(tmp_path / "file" / "nothing" / "report.html")
+
+
+def test_a_run_where_all_clients_differ_names_no_groups_and_each_odd_client_once(folder):
+    contents = read_contents(folder)
+    names = contents.names
+    cards = [{**contents.groups[0], "group": i, "clients": [names[i]]} for i in range(2)]
+    cards += [{**contents.groups[0], "odd": 1.0, "clients": [name]} for name in names[2:]]
+    rows = [{**row, "fits": row["client"] == names[0]} for row in contents.clients]
+    final = contents.final | {"groups": {"groups": cards}, "clients": {"clients": rows}}
+    summary = contents.summary | {"odd": names[2:]}
+    shown = html.page.describe(replace(contents, final=final, summary=summary))
+    assert ("groups", "0") in shown["facts"]
+    assert "odd clients" not in dict(shown["facts"])
+    assert shown["odd"] == names[2:]
+    assert shown["strange"] == [names[1]]
+
+
+def test_labels_keep_their_order_and_a_provisional_verdict_says_so_once(folder):
+    contents = read_contents(folder)
+    cards = [{**card, "labels": {"a": 0.2, "b": 0.8}} for card in contents.groups]
+    verdict = {**contents.final["verdict"], "falls": {"one": 0.1}}
+    final = contents.final | {"groups": {"groups": cards}, "verdict": verdict}
+    contents = replace(contents, final=final)
+    shown = html.page.describe(contents)
+    assert [label[0] for label in shown["groups"][0]["labels"]] == ["a", "b"]
+    assert Page(render(contents)).text.count("Provisional: the loss still falls") == 1
+
+
+def test_a_card_leaves_out_what_all_names_share(folder):
+    contents = read_contents(folder)
+    names = [f"PRSA_Data_{place}_20130301-20170228" for place in ("Dongsi", "Gucheng")]
+    cards = [{**contents.groups[0], "clients": names}]
+    final = contents.final | {"groups": {"groups": cards}}
+    page = Page(render(replace(contents, final=final, names=names)))
+    assert "2 clients: …Dongsi…, …Gucheng…" in page.text
+
+
+def test_the_journey_names_groups_that_are_left_empty():
+    rounds = [{"round": i + 1, "assignment": a} for i, a in enumerate([[0, 1], [2, 2]])]
+    drawn = journey_figure(Record(Path("x"), "x", rounds), ["a", "b"], {2: "group 0"})
+    assert drawn.count(">group 0<") == 1
+    assert drawn.count(">former group<") == 2
+
+
 def test_the_journey_follows_clients_between_groups():
     rounds = [
         {"round": i + 1, "assignment": groups}

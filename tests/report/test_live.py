@@ -65,7 +65,7 @@ def client(folder: Path):
 def test_the_page_follows_a_run(folder, finished):
     browser = client(folder)
     first = browser.get("/run").text
-    assert "training: ifca" in first.lower()
+    assert "running (ifca)" in first.lower()
     assert "round 2 of 4" in first
     assert "left for everything" in first
     assert "Groups after the last round" in first

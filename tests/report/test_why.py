@@ -72,7 +72,7 @@ FOUND = {
         (
             line("prediction", "group 0", 0.9, 0.1, 0.6, 0.9, **MODEL),
             "the model of group 0 is wrong on 90 % of rows here and on 10 % of its own (60 to 90 "
-            "points more); it calls 8 what is 3 here (90 % of such rows, 2 % of its own), and 2 "
+            "points more); it mistakes 3 for 8 here (90 % of such rows, 2 % of its own), and 2 "
             "more",
         ),
         (
@@ -82,7 +82,7 @@ FOUND = {
         ),
         (
             line("prediction", "", 0.9, 0.02, 0.6, 0.9, **MODEL | {"lead": "confusion", "more": 0}),
-            "the model of group 0 calls 8 what is 3 here (90 % of such rows, 2 % of its own) (60 "
+            "the model of group 0 mistakes 3 for 8 here (90 % of such rows, 2 % of its own) (60 "
             "to 90 points more)",
         ),
         (
@@ -118,6 +118,7 @@ def test_notebooks_json_and_tables():
     html = why._repr_html_()
     assert "age &lt;i&gt; is higher" in html
     assert "no difference beyond chance" in html
+    assert 'style="white-space: pre-line">Each client sent:\n' in html  # a line for each
     assert len(why.statements) == 2
     plain = json.loads(json.dumps(why.to_json()))
     assert plain["groups"][0]["statements"][0]["text"].startswith("age <i> is higher")

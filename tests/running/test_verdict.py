@@ -235,13 +235,13 @@ def test_replicates_widen_the_interval_by_what_training_varies():
     assert found["replicates"] == 2
     assert "and the randomness of training" in Verdict.of(found).sentence
     once = Verdict.of(judge(given, rivals(8), 2))
-    assert "Another training may gain more or less" in once.sentence
+    assert "The intervals leave out the randomness of training" in once.sentence
 
 
 def test_words_table_and_file(tmp_path):
     verdict = Verdict.of(decide(varied(0.5, 11), varied(0.4, 11), varied(0.9, 11)))
     text = str(verdict)
-    assert "0.509 with one model for all (round 10), 0.409 with a model per group" in text
+    assert "0.509 with one model for all (best round 10), 0.409 with a model per group" in text
     assert "the loss is lower by 0.100" in text
     assert "each client's validation rows" in text
     assert "took 20 more rounds; 55 rows were held out" in text

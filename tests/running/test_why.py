@@ -296,6 +296,16 @@ def test_advice_says_what_the_survey_and_columns_tell(table):
     assert "why" not in plain["evidence"]
 
 
+def test_a_column_that_names_the_client_is_warned_of_and_explains_nothing(table):
+    named = {**table, "place": table["site"]}
+    data = from_table(named, client="site", label="ill")
+    advice = coterie.advise(data)
+    assert [one.column for one in data.warnings] == ["place"]
+    said = [one["name"] for line in advice.why.groups for one in line["statements"]]
+    assert "dose" in said
+    assert "place" not in said
+
+
 def test_advice_may_ask_for_less(table):
     data = from_table(table, client="site", label="ill")
     none = coterie.advise(data, why="nothing")

@@ -264,7 +264,7 @@ def describe_reading(
     if kept < n_rows:
         text += f", {n_rows - kept:,} without '{label}' left out"
     if target.task == "reconstruction":
-        text += ". Nothing to predict: inputs are reconstructed"
+        text += ". No label was given: models learn to reconstruct the columns"
     else:
         kind = "numbers" if target.classes is None else f"{len(target.classes)} classes"
         text += f". To predict: '{label}' ({kind})"

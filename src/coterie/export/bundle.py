@@ -154,8 +154,16 @@ class Bundle:
     def _table(self, rows):
         if isinstance(rows, str | Path):
             with open(rows, newline="", encoding="utf-8-sig") as file:
-                lines = list(csv.DictReader(file))
-            return {name: [line[name] for line in lines] for name in lines[0]}
+                head, *lines = [line for line in csv.reader(file) if line]
+            known = {rule["name"] for rule in self.rules["rules"]}
+            if not known & set(head) and all(re.fullmatch(r"column_\d+", name) for name in known):
+                # The clients' tables had no header either.
+                lines = [head, *lines]
+                head = [f"column_{i + 1}" for i in range(len(head))]
+            return {
+                name: [line[j] if j < len(line) else None for line in lines]
+                for j, name in enumerate(head)
+            }
         if hasattr(rows, "columns"):
             return {str(name): list(rows[name]) for name in rows.columns}
         return {name: list(values) for name, values in rows.items()}

@@ -47,9 +47,10 @@ def model_card(manifest: dict[str, Any], model: dict[str, Any]) -> str:
 
 def readme(manifest: dict[str, Any]) -> str:
     """What is in the bundle, and how to use it."""
+    rows = "rows.npy" if "shape" in manifest["inputs"][0] else "rows.csv"
     needed = {"onnx": "numpy onnxruntime", "torch": "numpy torch"}.get(manifest["kind"])
     use = (
-        f"    pip install {needed}\n    python example.py rows.csv\n"
+        f"    pip install {needed}\n    python example.py {rows}\n"
         if needed
         else "The files hold weights only. Build the network of manifest.json, and load them.\n"
     )

@@ -65,11 +65,11 @@ def words(curves: Sequence[Line]) -> str:
     ...         "values": [40.0, 1.1, 1.0], "chosen": 2, "runner_up": 3, "close": [],
     ...         "threshold": [1.3, 1.3, 1.3], "note": ""}
     >>> words([line])
-    'Number of groups: 2. The joint noise ratio is 1.1 with 2 and 40 with 1. The next best is 3.'
+    'Number of groups: 2. The noise ratio (joint) is 1.1 with 2 and 40 with 1. The next best is 3.'
     """
     line = curves[0]
     values = dict(zip(line["ks"], line["values"], strict=True))
-    chosen, criterion = line["chosen"], f"{line['name']} {line['criterion']}"
+    chosen, criterion = line["chosen"], f"{line['criterion']} ({line['name']})"
     if chosen is None:
         least = min(value for value in values.values() if value is not None)
         most = line["ks"][-1]
@@ -77,7 +77,7 @@ def words(curves: Sequence[Line]) -> str:
         best = " at best" if most > 1 else ""
         text = f"Number of groups: {tried}. The {criterion} is {least:.3g}{best}"
         noise = max(line["threshold"], default=None)
-        text += "." if noise is None or least <= noise else f"; only up to {noise:.2g} is noise."
+        text += "." if noise is None or least <= noise else f"; chance alone reaches {noise:.2g}."
     else:
         fewer = values.get(chosen - 1)
         beside = "" if fewer is None else f" and {fewer:.4g} with {chosen - 1}"

@@ -18,6 +18,7 @@ from coterie.report.table import Table
 from coterie.report.words import (
     NAMES,
     describe_recommendation,
+    join_words,
     list_names,
     name_way,
     way_instead,
@@ -193,8 +194,19 @@ class Verdict:
         else:
             said += self._differences()
             said.append(self._undecided() if self.most is None else self._otherwise())
-        said += [self._linear(), self._coverage(), *self._time()]
+        said += [self._linear(), self._coverage(), self._rising(), self.caution]
         return [text for text in said if text]
+
+    @property
+    def caution(self) -> str:
+        """Why the verdict is provisional; empty if it is not."""
+        if not self.falls:
+            return ""
+        parts = [f"{self._name(arm)} by {fall:.1%}" for arm, fall in self.falls.items()]
+        return (
+            f"Provisional: the loss still falls per round ({', '.join(parts)}). Train for more "
+            "rounds and ask again."
+        )
 
     @property
     def _one_group(self) -> bool:
@@ -207,14 +219,13 @@ class Verdict:
         """The mean held-out losses that were compared."""
         arms = [arm for arm in ARMS if not (arm == "groups" and self._one_group)]
         parts = [
-            f"{_number(self.ways[arm][0])} with {self._name(arm)} (round {self.rounds[arm]})"
+            f"{_number(self.ways[arm][0])} with {self._name(arm)} (best round {self.rounds[arm]})"
             for arm in arms
         ]
         n = sum(line["rows"] > 0 for line in self.clients)
         return (
-            f"On rows that were not used for training, the mean loss of {n} clients is "
-            f"{', '.join(parts[:-1])} and {parts[-1]}; smaller is better. Each way is judged at "
-            f"its best round, given in brackets.{self._apart()}"
+            f"The mean loss of {n} clients on held-out rows is {', '.join(parts[:-1])} and "
+            f"{parts[-1]}.{self._apart()}"
         )
 
     def _apart(self) -> str:
@@ -319,28 +330,20 @@ class Verdict:
                 "randomness of training."
             )
         return (
-            "The intervals are about the models trained here, on other rows of such clients. "
-            "Another training may gain more or less. To cover that, too, for three times the cost: "
-            "settings={'replicates': 3}."
+            "The intervals leave out the randomness of training. To include it, for three times "
+            "the cost: settings={'replicates': 3}."
         )
 
-    def _time(self) -> list[str]:
-        """Whether training was too short or too long."""
-        said = []
-        if self.falls:
-            parts = [f"{self._name(arm)} by {fall:.1%}" for arm, fall in self.falls.items()]
-            said.append(
-                f"Provisional: the loss still falls per round ({', '.join(parts)}). Train for "
-                "more rounds and ask again."
-            )
-        if self.rises:
-            parts = [f"{self._name(arm)} after round {self.rounds[arm]}" for arm in self.rises]
-            said.append(
-                f"The loss rises again: {', '.join(parts)}. The models of the last round are worse "
-                "than those compared here. To keep the best: "
-                "settings={'stop': 'validation', 'validation': 0.2}."
-            )
-        return said
+    def _rising(self) -> str:
+        """Whether training was too long."""
+        if not self.rises:
+            return ""
+        ways = join_words([self._name(arm) for arm in self.rises])
+        return (
+            f"After its best round, the loss of {ways} rises again: the models of the last round "
+            "are worse than those compared here. To keep the best: "
+            "settings={'stop': 'validation', 'validation': 0.2}."
+        )
 
     def __repr__(self) -> str:
         return f"Verdict({self.recommendation!r})"
@@ -356,7 +359,13 @@ class Verdict:
         from html import escape
 
         tables = self.compared._repr_html_() + self.table._repr_html_()
-        return f"<p>{escape(self.sentence)}</p>{tables}"
+        return f"<p><b>{escape(self.headline)}</b></p>{self.list_points()}{tables}"
+
+    def list_points(self) -> str:
+        """What the recommendation rests on, as an HTML list."""
+        from html import escape
+
+        return f"<ul>{''.join(f'<li>{escape(point)}</li>' for point in self.points)}</ul>"
 
 
 def _finite(values: list[float | None]) -> list[float]:

@@ -139,7 +139,9 @@ class Why:
             )
             parts.append(f"<p><b>{escape(_title(line))}</b></p>")
             parts.append(f"<ul>{items}</ul>" if items else f"<p>{_nothing(self)}</p>")
-        parts += [f"<p>{escape(text)}</p>" for text in self._small_print()]
+        # A list keeps a line for each of its points.
+        look = ' style="white-space: pre-line"'
+        parts += [f"<p{look}>{escape(text)}</p>" for text in self._small_print()]
         return "".join(parts if self.compared else [f"<p>{escape(str(self))}</p>"])
 
     def _told(self) -> list[str]:
@@ -249,14 +251,14 @@ def _prediction(one: Mapping[str, Any]) -> str:
         inverted = f"compared with {one['model']}, the labels are inverted"
         return f"{inverted}: its model {wrong}" if wrong else inverted
     said = [
-        f"{line['says']} what is {line['label']} here ({_percent(line['here'])} of such rows, "
+        f"{line['label']} for {line['says']} here ({_percent(line['here'])} of such rows, "
         f"{_percent(line['elsewhere'])} of its own)"
         for line in one["called"]
     ]
     if not said:
         return text
     more = f", and {one['more']} more" if one["more"] else ""
-    calls = f"calls {join_words(said)}{more}"
+    calls = f"mistakes {join_words(said)}{more}"
     return f"{text}; it {calls}" if text else f"the model of {one['model']} {calls} ({points})"
 
 

@@ -499,8 +499,10 @@ def _choose(
     """The most telling statements about one set, as plain data.
 
     Of the values of a column, and of the features of a text, the strongest one speaks; of labels
-    two, or one if there are two labels. What a model says of a set is one statement.
+    two, or one if there are two labels. What a model says of a set is one statement. A column that
+    is known to tell only who the client is says nothing.
     """
+    known = {one.column for one in card.warnings if one.kind == "constant"}
     names = {line["set"]: line["name"] for line in groups}
     labels = list(map(str, card.classes or range(max(card.n_outputs, 1))))
     lines: list[dict[str, Any]] = []
@@ -520,7 +522,7 @@ def _choose(
         else:
             column = columns[one.item[0]]
             key, most = (column.name, column.kind == "missing"), 1
-            line = _column(one, column)
+            line = None if column.name in known else _column(one, column)
         if line is not None and told.get(key, 0) < most:
             told[key] = told.get(key, 0) + 1
             lines.append(line)

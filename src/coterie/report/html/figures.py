@@ -20,6 +20,8 @@ from coterie.report.verdict import ARMS, Verdict
 from coterie.report.words import NAMES, name_way
 
 WIDE = 480.0
+NARROW = 440.0  # so that a telephone shows the names at the end of a journey
+LETTER = 8.2  # mean width of a letter
 MOST_NAMES = 32  # clients whose names fit beside a journey
 MOST_BARS = 60  # clients whose shares are drawn with their names
 Rounds = Sequence[Mapping[str, Any]]
@@ -141,8 +143,10 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
     found = journey(record, truth_known=False)
     n, columns = len(found.colours), found.columns
     named = n <= MOST_NAMES and len(names) >= n
-    left = 104.0
-    right = WIDE + 80 - (124.0 if named else 74.0)
+    titles = {band: shorten(_name_band(band, labels), 12) for band in found.bands}
+    ends = tell_apart(names[:n], 14) if named else [f"{n} clients"]
+    left = 24 + LETTER * max(map(len, ["round", *titles.values()]))
+    right = NARROW - 18 - LETTER * max(map(len, ends))
     slots = {band: max(Counter(column)[band] for column in columns) for band in found.bands}
     height = min(20.0 if named else 14.0, max(0.6, 460 / max(sum(slots.values()), 1)))
     height = max(height, 14.0) if named else height
@@ -192,18 +196,17 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
             ]
     for band in found.bands:
         middle = tops[band] + max(slots[band] * height, 14) / 2 + 4
-        name = {NOWHERE: "no group", OTHERS: "other"}.get(band, labels.get(band, f"group {band}"))
-        parts.append(text(left - 20, middle, shorten(name, 12), "", "end"))
+        parts.append(text(left - 20, middle, titles[band], "", "end"))
         if not named:
             count = Counter(columns[-1])[band]
             said = f"{count} client" + ("" if count == 1 else "s")
             parts.append(text(right + 18, middle, said, "soft"))
     if named:
-        for client, name in enumerate(tell_apart(names[:n], 17)):
+        for client, name in enumerate(ends):
             parts.append(text(right + 14, spots[-1][client] + 4, name))
     for x, number in zip(at, found.rounds, strict=True):
         parts.append(text(x, bottom + 16, str(number), "soft", "middle"))
-    parts.append(text(left - 20, bottom + 16, "after round", "soft", "end"))
+    parts.append(text(left - 20, bottom + 16, "round", "soft", "end"))
     moved = sum(len({column[c] for column in columns}) > 1 for c in range(n))
     sizes = ", ".join(
         f"{labels.get(band, f'group {band}') if band >= 0 else 'no group'}: {count}"
@@ -213,7 +216,17 @@ def journey_figure(record: Record, names: Sequence[str], labels: Mapping[int, st
         f"{n} clients over rounds {found.rounds[0]} to {found.rounds[-1]}. Clients at the end: "
         f"{sizes}. {moved} of them changed groups between the rounds shown."
     )
-    return drawing(about, WIDE + 80, bottom + 24, *parts, class_="broad")
+    return drawing(about, NARROW, bottom + 24, *parts, class_="journey")
+
+
+def _name_band(band: int, labels: Mapping[int, str]) -> str:
+    """What stands beside the clients of a group; one that nobody is in at the end has no number.
+
+    >>> _name_band(3, {1: "group 0"}), _name_band(3, {})
+    ('former group', 'group 3')
+    """
+    of_end = labels.get(band, "former group" if labels else f"group {band}")
+    return {NOWHERE: "no group", OTHERS: "other"}.get(band, of_end)
 
 
 def _spots(
@@ -340,10 +353,14 @@ def evidence_figure(curve: Mapping[str, Any]) -> Markup:
             parts.append(text(x(k), bottom + 18, str(k), "soft", "middle"))
     parts.append(text(right, bottom + 35, "number of groups", "soft", "end"))
     if limit:
+        said = "chance reaches up to here"
         ends = [(x(k), y(level(v))) for k, v in zip(curve["ks"], limit, strict=True)]
         parts += [
             path(ends, "limit"),
-            text(left + 4, ends[0][1] - 6, "chance reaches up to here", "soft halo"),
+            # Where the curve does not cross it.
+            text(right - 4, ends[-1][1] - 6, said, "soft halo", "end")
+            if points[-1][1] < limit[-1]
+            else text(left + 4, ends[0][1] - 6, said, "soft halo"),
         ]
     parts.append(path([(x(k), y(level(v))) for k, v in points], "curve w-groups"))
     for k, v in points:

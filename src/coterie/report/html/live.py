@@ -93,7 +93,7 @@ def describe_progress(contents: Contents) -> dict[str, Any]:
     elif going is None:
         state = "finishing"
     else:
-        state = f"training: {going['title']}"
+        state = f"running ({going['title']})"
     last = contents.rounds[-1] if contents.rounds else {}
     return {
         "state": state,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from coterie.report import evidence
 from coterie.report.cards import mixture_card
 from coterie.report.html import figures
 from coterie.report.html.contents import OTHERS, Contents
-from coterie.report.html.svg import printable
+from coterie.report.html.svg import printable, tell_apart
 from coterie.report.table import format_value
 from coterie.report.verdict import ARMS
 from coterie.report.why import Why
@@ -42,7 +42,13 @@ def write_report(contents: Contents, out: str | Path) -> Path:
     out = Path(out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"Report: the file must end in .html. Got {out.name!r}.")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"Report: the folder {out.parent} could not be made ({error.strerror}). Give the path "
+            "of a file in a folder that you can write to."
+        ) from None
     write(out, render(contents).encode(), 0o666)  # a link there is replaced, not followed
     return out
 
@@ -87,6 +93,8 @@ def describe(contents: Contents) -> dict[str, Any]:
     best = verdict.rounds if verdict is not None else {}
     curves = {name: figures.curves_figure(series, name, own, best) for name in ("loss", "accuracy")}
     rows, left_out = list_clients(contents)
+    short = dict(zip(contents.names, tell_apart(contents.names, 30), strict=True))
+    odd = [card["clients"][0] for card in cards if "odd" in card]
     from coterie import __version__
 
     return {
@@ -97,25 +105,25 @@ def describe(contents: Contents) -> dict[str, Any]:
         "facts": list_facts(contents),
         "headline": _headline(contents),
         "verdict": verdict,
-        "points": verdict.points if verdict is not None else [],
+        "points": [] if verdict is None else [p for p in verdict.points if p != verdict.caution],
         "personal": personal,
         "found": describe_result(_no_verdict(done), cards, contents.clients) if done else "",
         "ways": Markup("") if verdict is None else figures.ways_figure(verdict),
         "gains": Markup("") if verdict is None else figures.gains_figure(verdict),
-        "groups": [_card(card) for card in cards if "odd" not in card],
+        "groups": [_card(card, short) for card in cards if "odd" not in card],
         "profile": _profile(cards),
         "why": _why(contents),
-        "odd": [
-            name
-            for name in (card["clients"][0] for card in cards if "odd" in card)
-            if name not in done.get("aside", {})
-        ],
+        "odd": [name for name in odd if name not in done.get("aside", {})],
         "aside": list(done.get("aside", {}).items()),
         "rows": rows,
         "left_out": left_out,
         "better": any(row["better"] for row in rows),
         "score": _score_name(contents),
-        "strange": [row["client"] for row in contents.clients if not row["fits"]],
+        "strange": [
+            row["client"]
+            for row in contents.clients
+            if not row["fits"] and row["client"] not in odd
+        ],
         "faults": list_faults(contents.rounds),
         "journey": figures.journey_figure(contents.record, contents.names, labels),
         "curves": {name: drawn for name, drawn in curves.items() if drawn},
@@ -182,12 +190,15 @@ def list_facts(contents: Contents) -> list[tuple[str, str]]:
     if trained:
         facts.append(("rows that trained", f"{sum(trained):,}"))
     cards = [card for card in contents.groups if "odd" not in card]
+    odd = len(done.get("odd", []))
+    lone = len(cards) > 1 and len(cards) + odd == n  # no two clients share a model
     if "components" in done:
         facts.append(("components", str(done["components"])))
     elif cards and not done.get("personal"):
-        facts.append(("groups" if len(cards) > 1 else "group", str(len(cards))))
-    if done.get("odd"):
-        facts.append(("odd clients", str(len(done["odd"]))))
+        groups = 0 if lone else len(cards)
+        facts.append(("group" if groups == 1 else "groups", str(groups)))
+    if odd and not lone:
+        facts.append(("odd clients", str(odd)))
     if "accuracy" in done:
         facts.append(("mean accuracy", f"{done['accuracy']['mean']:.1%}"))
         if "worst_decile" in done["accuracy"]:
@@ -235,14 +246,16 @@ def _name_group(card: dict[str, Any]) -> str:
     return "odd" if "odd" in card else f"group {card['group']}"
 
 
-def _card(card: dict[str, Any]) -> dict[str, Any]:
-    """A group as its card shows it."""
-    labels = sorted(card.get("labels", {}).items(), key=lambda pair: -pair[1])
+def _card(card: dict[str, Any], short: Mapping[str, str]) -> dict[str, Any]:
+    """A group as its card shows it; `short` has names without what all of them share."""
+    labels = list(card.get("labels", {}).items())
+    if len(labels) > MOST_LABELS:
+        labels.sort(key=lambda pair: -pair[1])
     clients = card["clients"]
     return {
         "number": card["group"],
         "colour": int(card["model"]) % 8,
-        "clients": clients[:MOST_MEMBERS],
+        "clients": [short.get(name, name) for name in clients[:MOST_MEMBERS]],
         "more": max(len(clients) - MOST_MEMBERS, 0),
         "size": len(clients),
         "accuracy": card.get("accuracy"),
@@ -269,7 +282,8 @@ def _why(contents: Contents) -> dict[str, Any]:
         return {"groups": [], "sent": []}
     why = Why.of(contents.final["why"]).to_json()
     groups = [
-        {**line, "said": [one["text"] for one in line["statements"]]} for line in why["groups"]
+        {**line, "said": [one["text"].replace(" %", "\u00a0%") for one in line["statements"]]}
+        for line in why["groups"]
     ]
     return {**why, "groups": groups if why["compared"] else []}
 
@@ -310,7 +324,7 @@ def list_clients(contents: Contents) -> tuple[list[dict[str, Any]], int]:
             {
                 "client": name,
                 "group": "odd" if name in odd else "" if row["group"] < 0 else str(row["group"]),
-                "rows": rows_of.get(name, ""),
+                "rows": f"{rows_of[name]:,}" if name in rows_of else "",
                 "score": format_value(row.get(score), shape),
                 "gain": mean,
                 "gain_text": "" if mean is None else f"{mean:+z.3f}",

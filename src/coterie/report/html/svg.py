@@ -32,7 +32,7 @@ def printable(text: str) -> str:
     """Text without characters that steer a display, such as a reversal of the direction."""
     if isinstance(text, Markup):
         return text
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return "".join(c if c.isprintable() or c == "\u00a0" else " " for c in text)
 
 
 def _number(value: Any) -> Any:
