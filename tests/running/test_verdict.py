@@ -123,7 +123,7 @@ def test_one_client_that_gains_much_does_not_hide_the_answer():
     assert found["recommendation"] == "groups"
     assert found["apart"] == ["c19"]
     assert found["without"]["groups over one"] == pytest.approx([0.1] * 3)
-    assert "c19 is better off with another way for certain" in Verdict.of(found).reasons
+    assert "c19 is clearly better off with another strategy" in Verdict.of(found).reasons
 
 
 def test_clients_are_left_out_only_as_a_minority():
@@ -246,7 +246,7 @@ def test_words_table_and_file(tmp_path):
     assert "each client's validation rows" in text
     assert "took 20 more rounds; 55 rows were held out" in text
     assert verdict.table["client"][0] == "c0"
-    assert verdict.compared["way"][-1] == "one constant prediction for all"
+    assert verdict.compared["strategy"][-1] == "one constant prediction for all"
     assert Verdict.of(json.dumps(verdict.to_json()).encode()) == verdict
     assert verdict_picture(verdict, tmp_path / "verdict.png").stat().st_size > 5000
     with pytest.raises(ConfigError, match="no verdict to draw"):
