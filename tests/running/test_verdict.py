@@ -210,7 +210,10 @@ def test_a_gain_that_more_rounds_would_make_up_for_decides_nothing():
     pace = (9, 1.0), (10, 0.9)
     found = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=pace)
     assert found["recommendation"] == "undecided"
-    assert "5 more rounds at its present pace are worth 0.205" in Verdict.of(found).reasons
+    assert (
+        "5 more rounds at the present pace would lower its loss by 0.205"
+        in Verdict.of(found).reasons
+    )
     found = decide([0.5] * 8, [0.2] * 8, [0.9] * 8, by_round=pace)
     assert found["recommendation"] == "groups"
 
