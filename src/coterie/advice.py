@@ -47,7 +47,7 @@ class Advice:
     kind
         "one": there are no groups. "meaning": inputs, or the meaning of labels, differ between
         groups. "labels": only label frequencies differ. "client by client": every client differs
-        from the others in its own way.
+        from all others.
     assignment
         Group of each client, by name. Odd clients, and those whose losses are not numbers, are left
         out.
@@ -206,7 +206,7 @@ def _measured_kind(advice: Advice) -> str:
     return "label skew 1" if overlap is not None and overlap < APART else "label skew 4"
 
 
-COMPARE = 'train both ways (methods "survey" and "fedavg") and compare.'
+COMPARE = 'train with groups and with one model (methods "survey" and "fedavg"), and compare.'
 
 
 def _verdict(advice: Advice) -> str:
@@ -215,9 +215,9 @@ def _verdict(advice: Advice) -> str:
     others = "other clients" if advice.odd else "clients"
     if advice.kind == "one" and rest < 2:
         return (
-            f"No groups: of {found['clients']} clients, {len(advice.odd)} are odd and one is left, "
-            "so nobody has another to share a model with. Train one model for all and every client "
-            'alone (methods "fedavg" and "local_only"), and compare.'
+            f"No groups: {len(advice.odd)} of {found['clients']} clients are odd, so only one is "
+            "left, which is no group. Train one model for all and every client alone (methods "
+            '"fedavg" and "local_only"), and compare.'
         )
     if advice.kind == "one":
         train = (
@@ -230,17 +230,16 @@ def _verdict(advice: Advice) -> str:
         if not found["proposal"]:
             return (
                 "Client by client, in label frequencies only: every client has its own, and no "
-                "groups explain them. The clients are alike otherwise. Begin with one model for "
-                'all (method "fedavg"); whether clients gain from a model of their own, training '
-                "will tell."
+                "groups explain them. Otherwise the clients are alike. Begin with one model for "
+                'all (method "fedavg"). To find out whether clients gain from a model of their '
+                'own, also train every client alone (method "local_only"), and compare.'
             )
         return (
-            "Client by client: every client differs from the others in its own way, as writers or "
-            f"cameras do, and no number of groups up to {found['max_groups']} describes them. One "
-            "model may serve all of them well nevertheless. Whether it does, training will tell: "
-            'train one model and every client alone (methods "fedavg" and "local_only"), and '
-            f"compare. If you want to try groups, {found['proposal']} are the best division, but "
-            "there is no evidence that they exist."
+            "Client by client: every client differs from all others, as writers or cameras do, and "
+            f"no number of groups up to {found['max_groups']} describes them. One model may still "
+            "work well for all of them. To find out, train one model and every client alone "
+            '(methods "fedavg" and "local_only"), and compare. If you want to try groups, try '
+            f"{found['proposal']}, but there is no evidence that they exist."
         )
     sizes = list(advice.assignment.values())
     counts = sorted((sizes.count(g) for g in set(sizes)), reverse=True)
@@ -252,11 +251,11 @@ def _verdict(advice: Advice) -> str:
     if overlap is not None and overlap < APART:
         return text + (
             "They have almost no label in common, so the model of a group has fewer classes to "
-            f"tell apart. Whether this is worth a model each, training will tell: {COMPARE}"
+            f"tell apart. To find out whether they need a model each, {COMPARE}"
         )
     return text + (
         "They have many labels in common, so one model may be as good or better in the end. "
-        f"Whether it is, training will tell: {COMPARE}"
+        f"To find out, {COMPARE}"
     )
 
 
@@ -264,19 +263,19 @@ def _meaning(inputs_differ: bool | None, chance: float | None) -> str:
     """In what groups differ, and what follows."""
     if inputs_differ is None:
         return (
-            "They differ in their inputs, or in what is predicted from them. Whether they need a "
-            f"model each, training will tell: {COMPARE}"
+            "They differ in their inputs, or in what is predicted from them. To find out whether "
+            f"they need a model each, {COMPARE}"
         )
     if inputs_differ:
         return (
-            "They differ in their inputs, and perhaps in what a label means. Whether they need a "
-            f"model each, training will tell: {COMPARE}"
+            "They differ in their inputs, and perhaps in what a label means. To find out whether "
+            f"they need a model each, {COMPARE}"
         )
     return (
         "They differ in which inputs have which label. The inputs alone show no difference beyond "
         f"chance (p = {chance:.2g}), which does not prove that they are alike. If they are, a "
         "label means something else in each group, and one model would learn from contradictory "
-        f"labels. What this is worth, training will tell: {COMPARE}"
+        f"labels. To find out how much groups gain, {COMPARE}"
     )
 
 
@@ -302,12 +301,12 @@ def _sizes(advice: Advice) -> str:
         return f"Size: no difference between clients is beyond chance (p = {chance:.2g})."
     near = f"; {LEVEL:g} or less would count" if LEVEL < chance <= 0.05 else ""
     more = "no" if chance > LEVEL else "still"
-    left = f"What is left is {more} more than chance (p = {chance:.2g}{near})"
+    left = f"The rest is {more} more than chance (p = {chance:.2g}{near})"
     if advice.kind == "labels":
         return (
             f"Size: the groups explain {_share(advice.explained)} of the differences in label "
-            f"frequencies. {left}. To a model that sees nothing else of a row, knowing its group "
-            f"is worth {_amount(advice.worth)} nats."
+            f"frequencies. {left}. The group of a row tells {_amount(advice.worth)} nats about "
+            "its label."
         )
     if not found["proposal"] and advice.kind == "client by client":
         return "Size: only label frequencies differ by more than chance."
@@ -318,9 +317,9 @@ def _sizes(advice: Advice) -> str:
     single = not parts or (parts == ["the odd client"])
     return (
         f"Size: {who} explain{'s' if single else ''} "
-        f"{_share(advice.explained)} of what differs between clients. {left}. The mean loss of a "
-        f"client on an untrained network lies {_amount(advice.worth)} from that of all clients, "
-        "chance already subtracted."
+        f"{_share(advice.explained)} of what differs between clients. {left}. On an untrained "
+        f"network, the mean loss of a client typically differs by {_amount(advice.worth)} from "
+        "that of all clients, after subtracting chance."
     )
 
 
@@ -344,12 +343,12 @@ def _doubts(advice: Advice) -> list[str]:
             "of 1), so the groups are uncertain."
         )
     if found["clients"] < FEW:
-        doubts.append(f"With fewer than {FEW} clients the number is a guess.")
+        doubts.append(f"With fewer than {FEW} clients, the number of groups is a guess.")
     if found["samples"]["median"] < 50:
         doubts.append("With fewer than 50 samples per client, small differences are lost in noise.")
     if found["set_aside"]:
         names = join_words(found["set_aside"][:5])
         doubts.append(f"Left out because their losses are not numbers: {names}.")
     if not found["classes"]:
-        doubts.append("Without classes this advice has been tested little.")
+        doubts.append("This advice has been tested little on data without classes.")
     return doubts

@@ -107,7 +107,7 @@ class Fitted:
 
     @property
     def groups(self) -> Table:
-        """A row per client: group, margin, score, and the gain over other ways of training."""
+        """A row per client: group, margin, score, and the gain over other strategies."""
         columns = list(self.rows[0])
         return Table(columns, [[line[name] for name in columns] for line in self.rows], FORMATS)
 
@@ -406,7 +406,7 @@ class Fitted:
     def _reference(self) -> Reference:
         if "reference.safetensors" not in self.files:
             raise ConfigError(
-                "This run has kept nothing of its groups to compare new rows with: it was trained "
+                "This run did not save the losses that new rows are compared with: it was trained "
                 "without a network, on real clients, or by an earlier version. Train again with "
                 "coterie.fit or coterie run and a method that trains networks, such as census."
             )
@@ -544,10 +544,10 @@ def read_why(files: dict[str, bytes], folder: str | Path = "FOLDER") -> Why:
     """Why groups differ, from the files of a finished run."""
     if "why.json" not in files:
         raise ConfigError(
-            "Why groups differ is not known: this run asked its clients nothing about it. In a "
-            f"simulation of this version it is found by: coterie resume {folder}. If the run has "
+            "Why groups differ is not known, because this run did not ask its clients. If it is a "
+            f"simulation of this version, run: coterie resume {folder}. If it has "
             'why="nothing", or its clients are real, run it again with --why columns,labels,'
-            "predictions or less. Runs with a group below min_group do not say it."
+            "predictions or fewer of these. Runs with a group below min_group never say why."
         )
     with blame("final/why.json"):
         found = Why.of(files["why.json"], files.get("why_images.safetensors"))

@@ -136,8 +136,8 @@ def test_classes_of_one_client():
     rare = table(y=lambda i, rng, own: np.where((np.arange(N) < 5) & (i == 1), "odd", own["y"]))
     data = from_table(rare, client="site", label="y")
     assert [str(warning) for warning in data.warnings] == [
-        "1 class of 'y' in one client only: 'odd' (client 'site-1'). No other client can learn or "
-        "test it: merge classes, or leave these rows out."
+        "1 class of 'y' occurs in one client only: 'odd' (client 'site-1'). No other client can "
+        "learn or test it: merge classes, or leave these rows out."
     ]
 
 
@@ -145,8 +145,8 @@ def test_a_warning_is_one_line_with_column_figure_and_remedy():
     data = from_table(table("regression", c=noisy), client="site", label="y")
     (warning,) = data.warnings
     assert warning.text == (
-        "Column 'c' is almost the target 'y' (correlation 0.98). If it is known only with 'y', "
-        "leave it out: drop=['c']."
+        "Column 'c' is almost the target 'y' (correlation 0.98). If it is known only together "
+        "with 'y', leave it out: drop=['c']."
     )
 
 

@@ -36,7 +36,7 @@ def test_the_clear_answers(values, choice):
 
 
 def test_one_victim_among_many_is_named():
-    # V3: one model serves nineteen; the twentieth has loss 6.3 with it, and .4 with groups.
+    # One model serves nineteen; the twentieth has loss 6.3 with it, and .4 with groups.
     one = torch.full((20,), 0.4)
     one[7] = 6.3
     found = recommend(losses(one, 0.45, 0.6), n_groups=2)
@@ -66,7 +66,7 @@ def test_few_clients_leave_it_undecided():
 
 
 def test_tiny_clients_have_a_verdict():
-    # V6: a thousand clients with one held-out row each.
+    # A thousand clients with one held-out row each.
     found = recommend(losses(0.7, 0.4, 0.7, m=1000, rows=1, noise=0.5), n_groups=2)
     assert found.choice == "groups"
 

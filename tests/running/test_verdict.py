@@ -123,7 +123,7 @@ def test_one_client_that_gains_much_does_not_hide_the_answer():
     assert found["recommendation"] == "groups"
     assert found["apart"] == ["c19"]
     assert found["without"]["groups over one"] == pytest.approx([0.1] * 3)
-    assert "c19 is better off with another way for certain" in Verdict.of(found).reasons
+    assert "c19 is clearly better off with another strategy" in Verdict.of(found).reasons
 
 
 def test_clients_are_left_out_only_as_a_minority():
@@ -210,7 +210,10 @@ def test_a_gain_that_more_rounds_would_make_up_for_decides_nothing():
     pace = (9, 1.0), (10, 0.9)
     found = decide([0.5] * 8, [0.4] * 8, [0.9] * 8, by_round=pace)
     assert found["recommendation"] == "undecided"
-    assert "5 more rounds at its present pace are worth 0.205" in Verdict.of(found).reasons
+    assert (
+        "5 more rounds at the present pace would lower its loss by 0.205"
+        in Verdict.of(found).reasons
+    )
     found = decide([0.5] * 8, [0.2] * 8, [0.9] * 8, by_round=pace)
     assert found["recommendation"] == "groups"
 
@@ -246,7 +249,7 @@ def test_words_table_and_file(tmp_path):
     assert "each client's validation rows" in text
     assert "took 20 more rounds; 55 rows were held out" in text
     assert verdict.table["client"][0] == "c0"
-    assert verdict.compared["way"][-1] == "one constant prediction for all"
+    assert verdict.compared["strategy"][-1] == "one constant prediction for all"
     assert Verdict.of(json.dumps(verdict.to_json()).encode()) == verdict
     assert verdict_picture(verdict, tmp_path / "verdict.png").stat().st_size > 5000
     with pytest.raises(ConfigError, match="no verdict to draw"):

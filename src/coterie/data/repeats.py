@@ -65,8 +65,8 @@ def warn_of_repeats(told: Sequence[Repeats]) -> list[DataWarning]:
         return []
     text = (
         f"{repeated:,} of {rows:,} rows ({repeated / rows:.0%}) repeat another row of their client "
-        f"exactly, which makes tests look too good: remove them, or name the rows that belong "
-        f"together (unit=COLUMN)."
+        "exactly, which makes test results look too good: remove them, or name the rows that "
+        "belong together (unit=COLUMN)."
     ).replace("%)", " %)")
     return [DataWarning("repeats", None, text)]
 

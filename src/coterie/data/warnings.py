@@ -148,7 +148,7 @@ def warn_of_identifier(
         "identifier",
         name,
         f"Column '{name}' has {different:,} different values in {n:,} rows: it identifies rows, "
-        f"and new rows have others. {remedy}",
+        f"and new rows will have other values. {remedy}",
     )
 
 
@@ -223,7 +223,7 @@ def warn_of_copy(
     name: str, cells: Sequence[Cells], targets: Sequence[Cells], label: str, task: str
 ) -> DataWarning | None:
     """A column that says what there is to predict."""
-    remedy = f"If it is known only with '{label}', leave it out: drop=['{name}']."
+    remedy = f"If it is known only together with '{label}', leave it out: drop=['{name}']."
     if task == "regression":
         if any(one.values.dtype.kind != "f" for one in cells):
             return None
@@ -248,7 +248,7 @@ def warn_of_copy(
     wrong, blind = (guess[x[test]] != y[test]).mean(), (y[test] != usual).mean()
     if blind == 0 or wrong > (1 - COPY_OF_CLASS) * blind:
         return None
-    text = f"Column '{name}' alone tells '{label}' in {1 - wrong:.1%} of rows. {remedy}"
+    text = f"Column '{name}' alone predicts '{label}' in {1 - wrong:.1%} of rows. {remedy}"
     return DataWarning("copy", name, text.replace("%", " %"))
 
 
@@ -317,8 +317,8 @@ def warn_of_order(targets: Sequence[Cells], label: str, task: str) -> DataWarnin
         "order",
         label,
         f"Neighbouring rows have almost the same '{label}' (correlation {alike / n:.2f}), but test "
-        f"rows are drawn at random: tests look too good. Name the order (time=COLUMN) or what "
-        f"belongs together (unit=COLUMN).",
+        "rows are drawn at random: test results look too good. Name the order (time=COLUMN) or "
+        "what belongs together (unit=COLUMN).",
     )
 
 
@@ -335,13 +335,13 @@ def warn_of_classes(
         return None
     first = ", ".join(f"'{word}' (client '{who}')" for word, who in list(lone.items())[:3])
     more = f" and {len(lone) - 3} more" if len(lone) > 3 else ""
-    what = "class" if len(lone) == 1 else "classes"
+    what, them = ("class", "it") if len(lone) == 1 else ("classes", "them")
+    occur = "occurs" if len(lone) == 1 else "occur"
     return DataWarning(
         "classes",
         label,
-        f"{len(lone)} {what} of '{label}' in one client only: {first}{more}. No other client can "
-        f"learn or test {'it' if len(lone) == 1 else 'them'}: merge classes, or leave these rows "
-        f"out.",
+        f"{len(lone)} {what} of '{label}' {occur} in one client only: {first}{more}. No other "
+        f"client can learn or test {them}: merge classes, or leave these rows out.",
     )
 
 

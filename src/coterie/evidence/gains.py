@@ -1,10 +1,10 @@
-"""What one way of training gains over another: intervals that say what they cover.
+"""What one strategy gains over another: intervals that say what they cover.
 
-Two ways of training give every client two mean losses on its own held-out rows; the difference is
+Two strategies give every client two mean losses on its own held-out rows; the difference is
 its gain. Three things make gains vary: which clients there are, which rows they hold out, and the
 randomness of training (initial models, batches). The first two differ from client to client and are
-seen in one training of each way. The third moves all clients together and is seen only if each way
-is trained more than once, with other seeds (*replicates*).
+seen in one training of each strategy. The third moves all clients together and is seen only if each
+strategy is trained more than once, with other seeds (*replicates*).
 
 With w the weights of clients (sum 1), g_ti the gain of client i in replicate t of T, and q the
 quantiles of Student's t for clients and for replicates, each half of the interval has the length

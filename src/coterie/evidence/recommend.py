@@ -1,10 +1,10 @@
-"""Which way to train: one model, groups, alone, a mixture of these, or no answer yet.
+"""Which strategy to recommend: one model, groups, alone, a mixture of these, or no answer yet.
 
 One model is the starting point, being the simplest. Groups replace it if their gain over it is
 above zero for certain, and training alone replaces what is left if its gain is. If neither is shown
-but a gain that matters cannot be excluded, the answer is "undecided". Clients for which another way
-is better for certain are exceptions; with them the answer is "mixed". Where no way of training
-beats trivial predictions, nothing was learnt and nothing can be recommended.
+but a gain that matters cannot be excluded, the answer is "undecided". Clients that
+are better off with another strategy for certain are exceptions; with them the answer is "mixed".
+If no trained model beats trivial predictions, nothing was learnt and nothing can be recommended.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ asked of these clients alone."""
 
 
 class Losses(NamedTuple):
-    """Held-out losses of a ways to predict: the arms, then trivial rivals in any number."""
+    """Held-out losses of `a` strategies: the arms, then any number of trivial rivals."""
 
     names: Sequence[str]  # a
     mean: Tensor  # [t, m, a]  of each client in each replicate
@@ -38,7 +38,7 @@ class Losses(NamedTuple):
 
 
 class BetterOff(NamedTuple):
-    """A client for which another way than the recommended one is better for certain."""
+    """A client that is better off with another strategy than the recommended one for certain."""
 
     client: int
     arm: Arm
@@ -60,7 +60,7 @@ class Recommendation(NamedTuple):
 
 
 def recommend(losses: Losses, n_groups: int, level: float = LEVEL) -> Recommendation:
-    """Recommend a way to train.
+    """Recommend a strategy.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def _floor(losses: Losses, arms: Sequence[str], level: float) -> tuple[bool, flo
 
 
 def _beats(losses: Losses, better: str, worse: str, level: float) -> bool:
-    """Whether a way is better for certain: for clients like these; for these, if they are few."""
+    """Whether a strategy is better for certain: for clients like these; for these, if few."""
     gain = _gain(losses, better, worse)
     if len(losses.rows) >= FEW or interval(gain, None, level).low > 0:
         return interval(gain, None, level).low > 0

@@ -36,7 +36,7 @@ WAYS = {"loss per client": ".4f", "loss per row": ".4f"}
 
 
 class Interval(NamedTuple):
-    """A mean gain in held-out loss with its 95% interval; the first way is better above zero."""
+    """A mean gain in held-out loss, 95% interval; above zero, the first strategy is better."""
 
     mean: float
     low: float
@@ -48,7 +48,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """Which way of training to use, how sure that is, and which clients should use another.
+    """Which strategy to use, how sure that is, and which clients should use another.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class Verdict:
     most
         What is recommended to most clients: "one", "groups" or "alone"; None if undecided.
     exceptions
-        Clients for which another way is better for certain: "client", "instead" and "gain", the
-        difference in loss.
+        Clients that are clearly better off with another strategy: "client", "instead" and "gain",
+        the difference in loss.
     per_client
         "groups over one", "alone over one" and "alone over groups": mean gain in held-out loss
         with its interval, if every client counts the same.
@@ -75,20 +75,20 @@ class Verdict:
         What takes the place of groups in the words, if something does: a model of each client's
         own, or one model with odd clients apart; else empty.
     learnt
-        Whether a way of training is better than every prediction without a network; None: unknown.
+        Whether a trained model beats every prediction without a network; None: unknown.
     matters
         The smallest gain in loss that matters: 5 % of what was learnt.
     ways
-        Mean held-out loss of each way, rivals without a network included: per client, per row.
+        Mean held-out loss of each strategy, rivals without a network included: per client, per row.
     rounds
-        Best round of each way of training.
+        Best round of each strategy.
     falls
-        Ways of training whose loss still falls by more than 2 % per round at the end. With any,
+        Strategies whose loss still falls by more than 2 % per round at the end. With any,
         the verdict is provisional.
     rises
-        Ways of training whose last loss is clearly larger than their smallest.
+        Strategies whose last loss is clearly larger than their smallest.
     replicates
-        Number of trainings of each way.
+        Number of trainings of each strategy.
     split
         The rows that losses are measured on: "test" or "validation".
     cost
@@ -96,9 +96,9 @@ class Verdict:
     why
         The reason if the verdict is undecided for want of data.
     clients
-        A row per client: held-out rows, loss for each way of training, its gains over one model
-        with intervals over its own rows, and the way that is better than the recommended one for
-        certain.
+        A row per client: held-out rows, loss with each strategy, its gains over one model with
+        intervals over its own rows, and the strategy that is clearly better than the recommended
+        one.
     odd
         With one group: clients that were kept apart from it and trained alone.
     """
@@ -145,7 +145,7 @@ class Verdict:
 
     @property
     def provisional(self) -> bool:
-        """Whether a way of training still improves, so that the verdict may change."""
+        """Whether a strategy still improves, so that the verdict may change."""
         return bool(self.falls)
 
     @property
@@ -157,13 +157,13 @@ class Verdict:
 
     @property
     def compared(self) -> Table:
-        """A row per way: mean held-out loss per client and per row, and the best round."""
+        """A row per strategy: mean held-out loss per client and per row, and the best round."""
         rows = [
             [self._name(way), *self.ways[way], self.rounds.get(way)]
             for way in NAMES
             if way in self.ways and not (way == "groups" and self._one_group)
         ]
-        return Table(["way", "loss per client", "loss per row", "best round"], rows, WAYS)
+        return Table(["strategy", "loss per client", "loss per row", "best round"], rows, WAYS)
 
     @property
     def headline(self) -> str:
@@ -251,7 +251,7 @@ class Verdict:
         rival = self._rival()
         beside = "" if rival is None else f" ({NAMES[rival[0]]} has a loss of {rival[1]:.3f})"
         return (
-            "Nothing was learnt yet: no way of training is clearly better than a prediction "
+            "Nothing was learnt yet: no trained model is clearly better than a prediction "
             f"without a network{beside}. So nothing can be said about groups. "
             + (
                 "The loss rises already, so more rounds will not help. Give other columns or more "
@@ -273,8 +273,8 @@ class Verdict:
         if self.without:
             does = "is" if len(self.apart) == 1 else "are"
             said.append(
-                f"{list_names(self.apart)} {does} better off with another way for certain, and "
-                "would hide the answer for the others. Among these:"
+                f"{list_names(self.apart)} {does} clearly better off with another strategy. For "
+                "the other clients:"
             )
         for pair in pairs:
             one, other = pair.split(" over ")
@@ -301,9 +301,9 @@ class Verdict:
         )
 
     def _otherwise(self) -> str:
-        """Clients that are better off with another way."""
+        """Clients that are better off with another strategy."""
         if not self.exceptions:
-            return "No client is better off with another way for certain."
+            return "No client is clearly better off with another strategy."
         by_way: dict[str, list[str]] = {}
         for one in sorted(self.exceptions, key=lambda one: -one["gain"]):
             text = f"{one['client']} (loss lower by {one['gain']:.3f})"
@@ -383,7 +383,7 @@ def _number(value: float | None) -> str:
 
 
 def _difference(one: str, other: str, gain: Interval) -> str:
-    """Whether one way of training is better than another, and how sure that is.
+    """Whether one strategy is better than another, and how sure that is.
 
     >>> _difference("training alone", "a model per group", Interval(-0.2, -0.3, -0.1))
     'Training alone is worse than a model per group: the loss is higher by 0.200 (95% interval: \

@@ -12,7 +12,7 @@ NAMES = {
     "last value": "the client's last known value",
     "linear": "a linear model for all",
 }
-"""Ways to predict."""
+"""Strategies."""
 MOST_NAMED = 5  # clients in a sentence
 
 
@@ -21,11 +21,11 @@ DOES = {
     "groups": ("uses the model of its group", "use the models of their groups"),
     "alone": ("trains alone", "train alone"),
 }
-"""What clients do that are better off with a way of training: one of them, several."""
+"""What clients do that are better off with a strategy: one of them, several."""
 
 
 def name_way(way: str, method: str = "") -> str:
-    """A way to predict in words; `method` says what takes the place of groups, if anything."""
+    """A strategy in words; `method` says what takes the place of groups, if anything."""
     return method if way == "groups" and method else NAMES[way]
 
 
@@ -75,7 +75,7 @@ def describe_recommendation(
 
 
 def way_instead(one: Mapping[str, Any], odd: Sequence[str]) -> str:
-    """The way that is better for a client; an odd one that is kept apart trains alone."""
+    """The strategy that is better for a client; an odd one that is kept apart trains alone."""
     way = str(one["instead"])
     return "alone" if way == "groups" and one["client"] in odd else way
 

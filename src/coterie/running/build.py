@@ -100,8 +100,8 @@ class Settings:
     compare
         Also train every client alone and one model for all, to measure what grouping gains.
     replicates
-        Number of trainings of each way that is compared. With two or more, the intervals of the
-        verdict also cover the randomness of training. The first training is the one that is kept.
+        Number of trainings of each strategy that is compared. With two or more, the intervals of
+        the verdict also cover the randomness of training. The first training is kept.
     why
         What clients send at the end so that `fit.why` can say in what groups differ: "columns"
         (count, mean and spread of each column), "labels" (their counts), "predictions" (what the

@@ -1,8 +1,8 @@
 """The verdict: one model for all, a model per group, or every client alone?
 
-Each way is trained with the same initial model and the same batches, and each is judged at its best
-round (`held_out.py`). Every client has a loss for each way on rows that trained none of them. How
-gains are weighed: `evidence/gains.py`; how a way is recommended: `evidence/recommend.py`.
+Each strategy is trained with the same initial model and the same batches, and measured at its best
+round (`held_out.py`). Every client has a loss with each strategy on rows that were not used for
+training. Intervals of gains: `evidence/gains.py`; the recommendation: `evidence/recommend.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -150,8 +150,9 @@ def _ahead(said: Recommendation, fall: float, loss: float) -> str:
     if gain >= more:
         return ""
     return (
-        f"One model for all still improves: {LAST} more rounds at its present pace are worth "
-        f"{more:.3f}, and the gain over it is {gain:.3f}. Train for more rounds."
+        f"One model for all still improves: {LAST} more rounds at the present pace would lower its "
+        f"loss by {more:.3f}, which is more than the gain over it ({gain:.3f}). Train for more "
+        "rounds."
     )
 
 
@@ -225,7 +226,10 @@ def _weigh(said: Recommendation, clients: Sequence[dict[str, Any]]) -> dict[str,
     choice, most, why = said.choice, said.most, ""
     against = None if most is None else _contradiction(said.per_row, most)
     if against is not None:
-        why = f'If every client counts the same, "{most}" is best; by rows, "{against}" is better.'
+        why = (
+            f'If every client counts the same, "{most}" is best; if every row counts the same, '
+            f'"{against}" is better.'
+        )
         choice, most = "undecided", None
     exceptions = said.exceptions if most is not None else []
     for one in exceptions:

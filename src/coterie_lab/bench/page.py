@@ -3,50 +3,96 @@
 from pathlib import Path
 from typing import Any
 
-from coterie_lab.bench import goals, report
-from coterie_lab.bench.goals import SLACK
-from coterie_lab.bench.variants import RELATIVE, WHAT
+from coterie_lab.bench import report
+from coterie_lab.bench.variants import WHAT
 from coterie_lab.bench.workloads import NAMES
 
 INTRO = """# Performance
 
 <!-- Written by `coterie bench --from FILE --docs THIS`; edit src/coterie_lab/bench/page.py. -->
 
-This page shows how fast simulations run. A simulation trains many small models, usually one after
-the other. Coterie's engine trains many clients in one computation. For each workload, the tables
-compare the time of a round with a plain loop over the clients and with other packages.
+This page is for you if your simulations take long, or if you want to know how Coterie compares
+with a plain loop over the clients and with other packages. A simulation trains many small models.
+Coterie trains many clients in one computation instead of one after the other.
 
-{machine}
+## What is fast, and why
+
+- **Small networks gain most.** In a small network, most of the time goes into starting
+  operations, not into arithmetic. Coterie starts each operation once for a whole stack of
+  clients. See W9 in the table below.
+- **Linear layers with many inputs gain from repeated passes.** If clients have fewer rows than
+  inputs and pass over them several times, Coterie computes the products between rows once and
+  uses them in every step (the *Gram form* of the first layer). See W2 and W4.
+- **Networks and losses of your own gain, too.** See `usernet` and W1-custom. If one of your
+  layers cannot be stacked, Coterie uses `torch.vmap`; if that fails as well, it trains one client
+  at a time and warns.
+- **Convolutions gain little.** Their time is arithmetic in both cases. See W3 and W6.
+
+The results equal those of the plain loop up to rounding.
 """
-READING = """## How to read the tables
+SUMMARY = """\
+*Best* compares the faster plain loop with the faster time of Coterie, because a second thread can
+slow down a loop of small steps. The two come from different processes, so this figure is less
+certain.
 
-- **Round**: one call of `step` of a method in a simulated federation. It includes the training of
-  all clients, averaging, and for clustered methods the losses of all models and the clustering. The
-  data are in memory, and evaluation is not included. The time of the engine includes drawing the
+- **Round**: one call of `step` of a method in a simulated federation: the training of all
+  clients, averaging, and for clustered methods the losses of all models and the clustering. The
+  data are in memory, and evaluation is not included. The time of Coterie includes drawing the
   batches; the plain loop receives them ready made.
 - **Plain loop**: for each client, copy the model, create an optimiser of `torch.optim`, call
   `zero_grad`, `backward` and `step` for every batch, and add the result to the mean.
-- **Speed-up**: the time of the plain loop divided by the time of the variant, both in the same
-  process; *x4* means four times as fast. Absolute times vary by up to a half between days.
-  Speed-ups vary less, so compare only these, and ignore differences below 15 %.
-- **Share of peak**: the speed relative to a product of two 2048 x 2048 matrices, measured in the
-  same process with the same threads. The operations are those of the plain loop: forward pass,
-  gradient of the weights, and gradient of the inputs except in the first layer. The Gram form needs
-  fewer operations, so its share can exceed 100 %.
-- **Spread**: the slowest sample minus the fastest, divided by the median.
-- **Other load**: the largest share of the processors that other processes used during a sample.
-  Samples above {limit} are repeated a few times; a figure that stays above is marked *disturbed*.
-- **Difference**: the largest difference of any weight from the plain loop after one round. Every
-  variant is checked before it is timed. It is not timed if it differs by more than its tolerance,
-  or by more than {relative} of what the round changed.
-- **Memory**: the peak memory of a separate process that runs two rounds, libraries included.
+- **Speed-up**: the time of the plain loop divided by that of Coterie, both in the same process;
+  *x4* means four times as fast. Absolute times vary by up to a half between days. Speed-ups vary
+  less, so compare only these, and ignore differences below 15 %.
+- Times are medians of {repeats} samples. The models of both are compared before anything is
+  timed.
+"""
+CHOOSE = """## What to choose
 
-The variants are:
+The defaults are right for most runs. To change one, for example the number of threads, use
+`settings={"threads": 1}` in Python or `--set run.threads=1` on the command line.
 
-{variants}
+- **`engine`**, by default `"stacked"`. `"ray"` divides the clients among processes and pays for
+  large simulations, see [](scaling.md). `"loop"` trains one client after the other, for
+  debugging. `"wire"` also turns every message into bytes, as in a deployment. Both are slow.
+- **`threads`**, by default all cores. Use 1 if you run several simulations at the same time, one
+  per core. Together they usually finish sooner than one after the other on all cores, because a
+  second thread usually makes a round less than twice as fast.
+- **Float type**, by default `float32`. Use `float64` only if you need the digits:
+  `model={"name": "mlp", "dtype": "float64"}`. It needs twice the memory, and large matrix products
+  take about twice as long.
+- **`chunk`** (clients per stack) and **`kernel`** are chosen from the shapes. A smaller `chunk`
+  needs less memory and more time.
+- **`device`**, by default `"cpu"`. The figures of this page are all for CPUs. Another PyTorch
+  device, such as `"cuda"`, was not measured.
+"""
+COSTS = """## What costs what
 
-Each variant is called once before it is timed. Then all variants are timed in turn. The tables show
-the median of {repeats} samples.
+- **Comparison.** `compare=True`, the default of `coterie.fit`, trains one model for all and every
+  client alone, besides the groups: up to three times the work. `replicates=3` repeats all of it
+  three times. Use `compare=False` while you try things out.
+- **Rounds, clients, rows, weights.** The time of a round grows in proportion to each of them
+  (table below), so a trial with some of the clients shows how long the whole run will take.
+  `coterie plan` does this for you, see [](scaling.md).
+- **Number of groups.** In IFCA and similar methods, every client evaluates every model in each
+  round. One more model costs less than the training, but many of them add up (third line of the
+  table).
+- **Optimiser.** Adam reads and writes several arrays as large as the weights in every step, which
+  SGD does not.
+- **Batch size.** Small batches mean many steps. Larger batches, or full batches, are faster per
+  epoch.
+- **Evaluation and checkpoints** happen in every round. With large test sets or large models, set
+  `evaluate_every` and `save_every` to a larger number; 0 means only after the last round.
+- **Memory** is that of the libraries, the data, and one stack of clients with its activations.
+"""
+HOW = """## How it works
+
+Coterie stacks the weights of many clients along a new first axis, so that a layer of all these
+clients is one batched product. Updates of plain SGD happen inside the backward pass. How a
+network is trained depends on its layers and on shapes, never on measured times, so the same seed
+gives the same numbers on the same machine. Before a stacked network is used, three of its steps
+are compared with `torch.vmap` of the plain network; if they differ, `torch.vmap` is used. The
+choice and its reason are in `plan` in the file `run.json` of the run folder.
 """
 AGAIN = """## Measure it yourself
 
@@ -57,30 +103,11 @@ coterie bench --from results/bench.json --docs performance.md
 coterie bench --explain cnn                 # which layers of a network are stacked
 ```
 
-The machine should be idle. For each workload and variant, the file has `seconds`, `ratio` (the
-speed-up over the plain loop), `peak_fraction`, and all other figures on this page.
-"""
-
-
-WHY = """### Why some goals are not met
-
-The goals were set on another processor, with prototypes of single parts. On the machine of this
-page:
-
-- **W1, W7, W9 and Adam, with one thread.** The plain loop is faster than the goals assume: it
-  reaches a quarter of the peak. The remaining time of a stacked step is memory traffic and Python.
-  One step of W1 reads and writes the 159,010 weights of every client for 20 samples; Adam moves
-  five such arrays.
-- **Gram form.** It is implemented, but products of 200 x 200 matrices reach a smaller share of the
-  peak than the large products that the goal assumes.
-- **W3 special.** The goal assumes Winograd convolutions, which are not implemented. They would
-  double the code of the layer and round differently (6e-5 after ten steps).
-- **W8.** Updates are summed in double precision, so that the order of the clients changes the
-  result by rounding only. Summing in place in single precision takes two thirds of the time.
-- **Memory.** The libraries alone take 390 MB. The rest is the data and one stack of clients with
-  its activations. Smaller stacks would need less memory but would be slower.
-- **Flower, pfl.** Their rounds are also faster here than on the machine of the goals. On W3, both
-  sides spend their time in the same convolutions.
+A complete run takes about an hour, and the machine should be idle. `--json` also writes a file
+`.md` with all variants, the share of the machine's peak speed, the spread, memory and the goals
+of the developers. For the figures of this page, that file is `benchmarks/figures/performance.md`.
+For a network of your own, use `coterie bench --explain file.py:Net`: layers that are not stacked
+are listed with the reason.
 """
 
 
@@ -96,96 +123,65 @@ def page(results: dict[str, Any], picture: str | None = None) -> str:
     machine, settings = results["machine"], results["settings"]
     text = (
         f"Machine: {machine['processor']} with {machine['cores']} cores and "
-        f"{machine['memory_gb']:.0f} GB, torch {machine['torch']}. Images: {results['data']}. "
-        "The workloads may have been measured in several calls (`--more`), but all variants of a "
-        "workload were measured in the same call."
+        f"{machine['memory_gb']:.0f} GB, torch {machine['torch']}. Images: {results['data']}."
     )
     if settings["scale"] != 1:
         share = f"{settings['scale']:g}"
         text += f"\n\n**A trial with {share} of the clients; the figures are not comparable.**"
-    parts = [INTRO.format(machine=text), "## Summary\n", short(results)]
+    parts = [INTRO, "## Coterie beside a plain loop", text, summarise(results["workloads"])]
     missing = [name for name in NAMES if name not in results["workloads"]]
     if missing:
         parts.append(f"Not measured in this run: {', '.join(missing)}.")
+    parts.append(SUMMARY.format(repeats=settings["repeats"]))
     if picture is not None:
         parts.append(f"![Speed-up over the plain loop by workload and variant]({picture})")
-    parts.append(
-        READING.format(
-            limit=f"{100 * results['foreign_limit']:.0f} %",
-            relative=f"{100 * RELATIVE:.0f} %",
-            repeats=settings["repeats"],
-            variants=report.table(["variant", "meaning"], [[f"`{n}`", w] for n, w in WHAT.items()]),
-        )
-    )
-    parts.append("## Workloads\n")
-    parts += [report.block(key, found) for key, found in results["workloads"].items()]
-    if results["extras"]:
-        parts.append("## Many clients and the server\n")
-        parts += [report.extra(name, found) for name, found in results["extras"].items()]
+        words = [[f"`{name}`", what] for name, what in WHAT.items()]
+        parts.append(report.table(["bar", "meaning"], words))
+    if results.get("peers"):
+        parts += [
+            "## Other packages",
+            "FedAvg with the same network, initial model, data and batches, on two processors. "
+            "The first round is listed separately, because it includes the start of the workers. "
+            "These figures come from different processes and may be off by up to a half.",
+            report.peers(results["peers"]),
+        ]
+    parts += [CHOOSE, COSTS]
     if results.get("growth"):
         parts += [
-            "## Growth\n",
             "The time of a round when one size grows and all others stay the same. A straight line "
             "is fitted to the times; its intercept is the fixed cost of a round.",
             report.growth(results["growth"]),
         ]
-    if results.get("peers"):
-        parts += [
-            "## Other packages\n",
-            "FedAvg with the same network, initial model, data and batches, on two processors. "
-            "Each package runs in its own environment. Its first round is compared with the plain "
-            "loop and listed separately, because it includes the start of the workers. These "
-            "figures come from different processes and may be off by up to a half.",
-            report.peers(results["peers"]),
-        ]
-    if results.get("goals"):
-        parts += [
-            "## Goals\n",
-            f"*Nearly* means at least {100 * SLACK:.0f} % of the goal, because speed-ups vary by "
-            "as much within one run. It does not apply to the floor (at least 0.95 of the speed of "
-            "the plain loop), to memory and to linear growth.",
-            report.goals(goals.of_results(results)),
-            WHY,
-        ]
-    return "\n\n".join([*parts, AGAIN])
+    if results["extras"]:
+        parts.append("### Many clients and the server")
+        parts += [report.extra(name, found) for name, found in results["extras"].items()]
+    return "\n\n".join(part.strip() for part in [*parts, HOW, AGAIN]) + "\n"
 
 
-def short(results: dict[str, Any]) -> str:
-    """One line per workload: the plain loop, our engine and the best variant."""
-    lines = []
-    for key, found in results["workloads"].items():
+def summarise(workloads: dict[str, Any]) -> str:
+    """One line per workload: the plain loop and our engine for each number of threads."""
+    counts = sorted({found["threads"] for found in workloads.values() if "threads" in found})
+    lines: dict[str, list[str]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
+    for key, found in workloads.items():
+        name = key.partition("@")[0]
+        line = lines.setdefault(name, [name, found.get("title", ""), *["-"] * 3 * len(counts)])
         timed = {n: v for n, v in found.get("variants", {}).items() if "seconds" in v}
         if "ours" not in timed or "plain" not in timed:
-            lines.append([key, found.get("title", ""), "", "", "", "", ""])
             continue
-        plain, ours = timed["plain"], timed["ours"]
-        best = max((n for n in timed if n != "plain"), key=lambda n: timed[n]["ratio"])
-        name = key.partition("@")[0]
-        others = [
-            other["variants"]["plain"].get("seconds", plain["seconds"])
-            for again, other in results["workloads"].items()
-            if again.partition("@")[0] == name and "variants" in other
-        ]
-        fastest = min(others)
-        lines.append(
-            [
-                f"{name}, {_threads(found['threads'])}",
-                found["title"],
-                report.seconds(plain["seconds"]),
-                report.seconds(ours["seconds"]),
-                f"x{ours['ratio']:.1f}",
-                f"x{fastest / ours['seconds']:.1f}",
-                f"x{timed[best]['ratio']:.1f} (`{best}`)",
-            ]
-        )
-    names = ["workload", "content", "plain loop", "our engine", "speed-up"]
-    names += ["over fastest loop", "best variant"]
-    note = (
-        "*Over fastest loop*: the speed-up over the plain loop with the number of threads at which "
-        "the loop is fastest. A second thread can slow down a loop of small steps. This figure "
-        "compares two processes, so it is less certain."
-    )
-    return f"{report.table(names, lines)}\n\n{note}"
+        plain, ours = timed["plain"]["seconds"], timed["ours"]["seconds"]
+        at = 2 + 3 * counts.index(found["threads"])
+        ratio = f"x{timed['ours']['ratio']:.1f}"
+        line[at : at + 3] = [report.seconds(plain), report.seconds(ours), ratio]
+        times.setdefault(name, []).append((plain, ours))
+    for name, line in lines.items():
+        pairs = times.get(name, [])
+        best = min(p for p, _ in pairs) / min(o for _, o in pairs) if len(pairs) > 1 else None
+        line.append("-" if best is None else f"x{best:.1f}")
+    heads = ["workload", "content"]
+    for count in counts:
+        heads += [f"loop, {_threads(count)}", "Coterie", "speed-up"]
+    return report.table([*heads, "best"], list(lines.values()))
 
 
 def _threads(count: int) -> str:

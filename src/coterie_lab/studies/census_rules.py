@@ -2,13 +2,13 @@
 
     python -m coterie_lab.studies.census_rules --seeds 5 --first 501
 
-Five kinds of federations: no groups, four groups, one odd client, and the cases A2 and A9. Three
-rules: the noise ratio of `census`; replication (`evidence/grouping.py`) on the losses of training
-rows ("train"), or of a quarter of each client's rows that trains no model ("held"). Each follows a
-random start, or a survey with networks that were never trained, which is the default of
-`coterie.fit`. A result is exact if the number of groups, every member and every odd client are
-right. Each fit adds a line to `benchmarks/figures/census_rules.jsonl`, and what stands there is not
-run again.
+Five kinds of federations: no groups, four groups, one odd client, ten hospitals of which four flip
+labels and one uses other units, and images that are turned or exchanged. Three rules: the noise
+ratio of `census`; replication (`evidence/grouping.py`) on the losses of training rows ("train"),
+or of a quarter of each client's rows that trains no model ("held"). Each follows a random start,
+or a survey with networks that were never trained, which is the default of `coterie.fit`. A result
+is exact if the number of groups, every member and every odd client are right. Each fit adds a line
+to `benchmarks/figures/census_rules.jsonl`, and what stands there is not run again.
 """
 
 import json

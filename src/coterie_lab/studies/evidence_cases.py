@@ -94,7 +94,7 @@ def scaled(x: np.ndarray) -> np.ndarray:
 
 
 def hospitals(rng: np.random.Generator) -> Case:
-    """A2: ten sites; five as they are, four with labels flipped, one with two columns in mm."""
+    """Ten sites; five as they are, four with labels flipped, one with two columns in mm."""
     x, y, client = breast(10, rng)
     truth = np.array([0] * 5 + [1] * 4 + [2])
     rng.shuffle(truth)
@@ -106,7 +106,7 @@ def hospitals(rng: np.random.Generator) -> Case:
 
 
 def nine_sites(rng: np.random.Generator) -> Case:
-    """A3: nine sites in three groups: as they are, labels flipped, columns reversed."""
+    """Nine sites in three groups: as they are, labels flipped, columns reversed."""
     x, y, client = breast(11, rng)
     kept = client < 9
     x, y, client = scaled(x[kept]), y[kept], client[kept]
@@ -128,7 +128,7 @@ def turned_digits(rng: np.random.Generator) -> Case:
 
 
 def three_and_eight(rng: np.random.Generator) -> Case:
-    """A9: three groups of six clients; one has its images turned, one 3 and 8 exchanged."""
+    """Three groups of six clients; one has its images turned, one 3 and 8 exchanged."""
     x, y, client = cut("digits", [99] * 18, rng)
     truth = np.arange(18) % 3
     x[truth[client] == 1] = np.rot90(x[truth[client] == 1], 1, axes=(1, 2))
@@ -139,7 +139,7 @@ def three_and_eight(rng: np.random.Generator) -> Case:
 
 
 def surfaces(rng: np.random.Generator) -> Case:
-    """A8: fifteen plants of 60 rows, six inputs, three response surfaces."""
+    """Fifteen plants of 60 rows, six inputs, three response surfaces."""
     m, n = 15, 60
     client = np.repeat(np.arange(m), n)
     x = rng.normal(size=(m * n, 6))
@@ -169,7 +169,7 @@ def own_rules(rng: np.random.Generator) -> Case:
 
 
 def repeats(kind: str) -> Callable[[np.random.Generator], Case]:
-    """A5: MNIST in two groups; "distinct" rows, "repeats" of rows, or noisy rows of "patients".
+    """MNIST in two groups; "distinct" rows, "repeats" of rows, or noisy rows of "patients".
 
     Rows occur one to three times, those of patients five times. The names of both end in "named"
     if the column with the number of the row, or of the patient, is given.
@@ -265,7 +265,7 @@ def alike_hospitals(rng: np.random.Generator) -> Case:
 
 
 def thousand(rng: np.random.Generator) -> Case:
-    """V6: 1,000 clients of five rows, half of them with inverted labels."""
+    """1,000 clients of five rows, half of them with inverted labels."""
     m, n = 1000, 5
     client = np.repeat(np.arange(m), n)
     x = rng.normal(size=(m * n, 8))
@@ -275,7 +275,7 @@ def thousand(rng: np.random.Generator) -> Case:
 
 
 def drift(rng: np.random.Generator) -> Case:
-    """V7: two groups whose meanings of the label move towards a common one.
+    """Two groups whose meanings of the label move towards a common one.
 
     Each client has 150 rows in the order of time. The rule of a group turns from its own direction
     to the common one over the first 60 % of the time; the rest, and the future, have one rule.
@@ -293,7 +293,7 @@ def drift(rng: np.random.Generator) -> Case:
 
 
 def news(rng: np.random.Generator) -> tuple[FederatedData, np.ndarray]:
-    """A6: twelve news desks of 300 articles each, four of which have exchanged topics."""
+    """Twelve news desks of 300 articles each, four of which have exchanged topics."""
     found = sources.source("ag_news").find()
     if found is None:
         raise DataError(sources.source("ag_news").missing())

@@ -194,7 +194,7 @@ def _group_of(now: int | None, number: Mapping[int, int]) -> int | None:
 
 
 def read_news(rng: np.random.Generator, seed: int) -> Line:
-    """A6: groups among news desks, by their texts."""
+    """Groups among news desks, by their texts."""
     data, truth = cases.news(rng)
     advice = coterie.advise(data, seed=seed)
     fit = coterie.fit(data, rounds=15, compare=False, seed=seed)

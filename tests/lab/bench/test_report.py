@@ -1,9 +1,10 @@
 """Figures as text, picture and page."""
 
 import json
+import re
 
 from coterie_lab.bench import goals, report
-from coterie_lab.bench.page import page, write
+from coterie_lab.bench.page import page, summarise, write
 
 
 def results():
@@ -107,11 +108,22 @@ def test_the_page_is_written_from_the_figures(tmp_path):
     path = tmp_path / "performance.md"
     write(results(), path)
     text = path.read_text()
-    assert "W1, 2 threads | MLP | 500 ms | 100 ms | x5.0" in text
+    assert "| workload | content | loop, 2 threads | Coterie | speed-up | best |" in text
+    assert "| W1 | MLP | 500 ms | 100 ms | x5.0 | - |" in text
+    assert "| W9 |  | - | - | - | - |" in text  # could not be measured
     assert "Not measured in this run: W2" in text
     assert "(performance.png)" in text
     assert (tmp_path / "performance.png").stat().st_size > 5000
-    assert "{" not in text
+    assert not re.search(r"\{\w*\}", text)  # nothing is left to fill in
+
+
+def test_numbers_of_threads_stand_side_by_side():
+    work = results()["workloads"]["W1"]
+    slow = work["variants"]["plain"] | {"seconds": 0.4}
+    single = work | {"threads": 1, "variants": work["variants"] | {"plain": slow}}
+    text = summarise({"W1": work, "W1@1": single})
+    # The fastest loop takes 0.4 s, the fastest round of Coterie 0.1 s.
+    assert "| W1 | MLP | 400 ms | 100 ms | x5.0 | 500 ms | 100 ms | x5.0 | x4.0 |" in text
 
 
 def test_nothing_measured_is_a_page_too():

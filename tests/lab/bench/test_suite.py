@@ -37,7 +37,9 @@ def test_a_shrunken_run_writes_all_figures(tmp_path):
     assert path.with_suffix(".md").exists()
     again = command("--from", str(path), "--docs", str(tmp_path / "performance.md"))
     assert again.exit_code == 0, again.output
-    assert "W9, 1 thread" in (tmp_path / "performance.md").read_text()
+    page = (tmp_path / "performance.md").read_text()
+    assert "loop, 1 thread" in page
+    assert "| W9 | MLP" in page
 
 
 def test_an_interrupted_run_is_continued(monkeypatch):
