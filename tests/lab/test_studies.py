@@ -3,11 +3,15 @@
 import runpy
 import sys
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
 
+import coterie
 from coterie_lab import studies
-from coterie_lab.studies import memory
+from coterie_lab.studies import evidence_cases, memory
+from coterie_lab.studies.evidence_cases import federation
 
 SHARED = (
     "common",
@@ -70,3 +74,11 @@ def test_the_coverage_of_intervals_is_counted_by_federation():
     assert high == 1.0
     assert count_covered(lines, "often")[0] == pytest.approx(1 / 3)  # only 1 to 2 has 2
     assert count_covered(lines[:1], "once")[3] == 0
+
+
+def test_clients_of_ten_rows_are_believed():
+    # With a limit of 2 for the size of differences, three of these clients were set aside.
+    rng = np.random.default_rng([30064, crc32(b"null-60-tiny")])
+    advice = coterie.advise(federation(evidence_cases.nothing(60, 10, 2)(rng)), seed=30064)
+    assert advice.n_groups == 1
+    assert not advice.odd

@@ -30,11 +30,13 @@ from coterie.evidence.summaries import diagonal, unpack
 
 MADE_UP = 0.4
 """An answer contradicts itself if it is more likely to be made up by this log likelihood for each
-network. Of 5,384 honest clients in 22 kinds of federations 2 exceeded it and the next limit; of
-3,200 whose numbers were put in another order, 22 did not."""
-LARGER = 2.0
+network, and differs by more than the next limit. With that limit at 2, this was so for 2 of 5,384
+honest clients in 22 kinds of federations, and for all but 22 of 3,200 whose numbers were put in
+another order."""
+LARGER = 4.0
 """Differences of this many times the size that chance makes; it is not counted less than usual
-for a client that varies less than others."""
+for a client that varies less than others. Honest clients of ten rows exceeded 2 in 12 of 100
+federations of 60. Of 480 such clients whose numbers were put in another order, 476 exceeded 4."""
 REPEATS = 0.05
 """Differences below this share of what chance makes repeat one number. Honest clients had at least
 .1."""
