@@ -60,7 +60,7 @@ The defaults are right for most runs. To change one, for example the number of t
   second thread usually makes a round less than twice as fast.
 - **Float type**, by default `float32`. Use `float64` only if you need the digits:
   `model={"name": "mlp", "dtype": "float64"}`. It needs twice the memory, and large matrix products
-  take about twice as long.
+  take longer.
 - **`chunk`** (clients per stack) and **`kernel`** are chosen from the shapes. A smaller `chunk`
   needs less memory and more time.
 - **`device`**, by default `"cpu"`. The figures of this page are all for CPUs. Another PyTorch
