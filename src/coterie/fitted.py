@@ -182,7 +182,8 @@ class Fitted:
 
     def __repr__(self) -> str:
         score = self.summary.get("accuracy")
-        scored = f", accuracy {score['mean']:.1%}" if isinstance(score, dict) else ""
+        with blame("The result"):
+            scored = f", accuracy {score['mean']:.1%}" if isinstance(score, dict) else ""
         groups = "1 group" if self.n_groups == 1 else f"{self.n_groups} groups"
         return (
             f"Fitted({self.summary.get('algorithm')}, {len(self.names)} clients, {groups}, "
@@ -190,10 +191,11 @@ class Fitted:
         )
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{escape(self.sentence)}</b></p>"]
-        if "verdict.json" in self.files:
-            parts.append(self.verdict.list_points())
-        parts += [f"<p>Warning: {escape(str(warning))}</p>" for warning in self.warnings]
+        with blame("The result"):
+            parts = [f"<p><b>{escape(self.sentence)}</b></p>"]
+            if "verdict.json" in self.files:
+                parts.append(self.verdict.list_points())
+            parts += [f"<p>Warning: {escape(str(warning))}</p>" for warning in self.warnings]
         return "".join(parts) + self.groups._repr_html_()
 
     # use

@@ -527,7 +527,10 @@ def test_a_place_where_nothing_can_be_written_is_one_sentence(call, sites, kept,
     there = tmp_path / "file" / "below"
     words = ["--label", "ill", "--set", "run.rounds=1", "--no-compare", "--json"]
     one_sentence(call("run", "--data", sites, *words, "--out", there / "run"), "cannot be made")
-    one_sentence(call("report", kept / "run", "--out", there / "a.html"), "Give the path of a file in a folder that you can write to.")
+    one_sentence(
+        call("report", kept / "run", "--out", there / "a.html"),
+        "Give the path of a file in a folder that you can write to.",
+    )
 
 
 @pytest.mark.parametrize("command", [["place"], ["predict", "--client", "site-1"]])

@@ -20,6 +20,7 @@ from coterie.data import DataCard, FederatedData
 from coterie.evidence.why import Sets
 from coterie.running.build import Description, Settings
 from coterie.running.evaluation import Oracle, Scores, count_labels, evaluate, place_all
+from coterie.running.files import blame
 from coterie.running.folder import RunFolder, no_nan, to_json
 from coterie.running.held_out import HeldOut
 from coterie.running.record import moves
@@ -195,7 +196,8 @@ def _summary(
         summary["groups"] = dict(zip(map(str, groups.tolist()), sizes.tolist(), strict=True))
         if data.truth is not None:
             summary["ari"], summary["identity"] = oracle.ari(), oracle.identity()
-            summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
+            with blame("rounds.jsonl"):
+                summary["first_round_ari_0.9"] = metrics.first_round(ari, 0.9)
     if len(odd := algorithm.odd(state)):
         summary["odd"] = [fed.names[i] for i in odd.tolist()]
     if curves := algorithm.curves(state):
