@@ -242,6 +242,7 @@ SCREENED = (
     "null-10-unlabelled-tails",
 )  # fmt: skip
 """Kinds in which clients were set aside before the limit for this was changed."""
+NEW = {*SCREENED, *FURTHER}
 
 ADVISED: dict[str, Callable[[np.random.Generator], Case]] = {
     "odd-20": lambda rng: cases.odd_ones(20, [1], rng),
@@ -270,7 +271,7 @@ ADVISED: dict[str, Callable[[np.random.Generator], Case]] = {
 }
 ROWS: dict[str, Row] = {
     **{
-        name: Row(advised(make), 100, LAST if name in SCREENED or name in FURTHER else AGAIN)
+        name: Row(advised(make), 50 if name in FURTHER else 100, LAST if name in NEW else AGAIN)
         for name, make in ADVISED.items()
     },
     "verdict-one": Row(trained(cases.alike(40, 45), (("clove", 1),)), 100),
