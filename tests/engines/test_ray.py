@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 import coterie.algorithms
 from coterie.checks import tiny
 from coterie.checks.problem import plain
 from coterie.checks.trial import difference
-from coterie.core import wire
 from coterie.core.algorithm import REGISTRY, find
 from coterie.core.model import Model
 from coterie.running.build import Settings, build
@@ -62,7 +62,7 @@ def test_two_shards_write_the_files_of_one_process(method):
         return
     for name, data in one.files.items():
         if name.endswith(".safetensors"):
-            assert difference(wire.load(data), wire.load(two.files[name]), 1e-5) == ""
+            assert difference(load(data), load(two.files[name]), 1e-5) == ""
 
 
 @pytest.fixture
