@@ -287,7 +287,7 @@ def test_models_of_single_clients_are_not_exported(tmp_path):
     fit = coterie.fit(
         unequal_groups(), "ditto", rounds=1, policy={"min_group": 2}, compare=False, quiet=True
     )
-    with pytest.raises(ConfigError, match="no model is of so many clients"):
+    with pytest.raises(ConfigError, match="no group has so many clients"):
         export(fit, tmp_path / "bundle", "safetensors")
     assert not (tmp_path / "bundle").exists()
 

@@ -109,7 +109,7 @@ def list_models(fit: "Fitted") -> list[dict[str, Any]]:
     cards = [card for card in fit.cards if len(card["clients"]) >= fewest]
     if (own and fewest > 1) or not cards:
         raise ConfigError(
-            f"export: the run has min_group={fewest}, and no model is of so many clients. There is "
+            f"export: the run has min_group={fewest}, and no group has so many clients. There is "
             "nothing to export."
         )
     if own:
