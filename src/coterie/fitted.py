@@ -371,7 +371,8 @@ class Fitted:
         """
         from coterie.report.html import contents_of, write_report
 
-        name = str(self.description.get("data", {}).get("name", "")) or "Federation"
+        data = self.description.get("data", {})
+        name = Path(str(data.get("path", ""))).name or str(data.get("name", "")) or "Federation"
         files = self.description, self.rounds, self.summary, self.files
         return write_report(contents_of(name, *files), out)
 

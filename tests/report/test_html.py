@@ -138,6 +138,14 @@ def test_a_fit_without_a_folder_writes_the_same_page(folder, tmp_path):
     assert ours.all("path") == theirs.all("path")  # curves of the other ways, too
 
 
+def test_a_report_is_named_after_the_files_that_were_read(folder, tmp_path):
+    fit = coterie.load(folder)
+    fit = replace(
+        fit, description={**fit.description, "data": {"name": "folder", "path": "a/wards"}}
+    )
+    assert "<h1>wards</h1>" in fit.report(tmp_path / "report.html").read_text()
+
+
 def test_the_command_writes_a_report_into_the_run_folder(folder, tmp_path, monkeypatch, capsys):
     shutil.copytree(folder, tmp_path / "a")
     monkeypatch.setattr(sys, "argv", ["coterie", "report", str(tmp_path / "a")])
